@@ -1,0 +1,34 @@
+//! Shepherd takes bare-metal servers from any source and keeps them useful
+//! without a person watching.
+//!
+//! # Rooms
+//!
+//! * [`model`][]: plain types and pure decisions. No I/O, no clock of its own.
+//! * [`bmdb`][]: the only room that speaks SQL. Sessions, leases, the schedule,
+//!   facts about machines and their history.
+//! * [`manager`][]: the control loops, which source due machines, act on them and
+//!   write down what they learnt.
+//! * [`providers`][]: sources of machines and of power over them.
+//! * [`takeover`][]: getting the role server onto a machine over SSH.
+//! * [`server`][]: what listens: the agent callback and metrics.
+//! * [`roleserver`][]: the program on the machine.
+//! * [`simulator`][]: machines that are not there, behind real protocols.
+//! * [`cli`][]: `shepherdctl`.
+//! * [`proto`][]: generated contracts, open to every room.
+//!
+//! # Who may know whom
+//!
+//! `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`, and on
+//! the node `bin → roleserver → model`; `simulator → {roleserver, model}`. A
+//! test reads every `use crate::` line and fails on an import against this.
+//!
+//! # How data flows
+//!
+//! Facts about a machine are rows. Whatever changes a fact also writes, in the
+//! same transaction, when each lane of that machine is next due and why
+//! ([`model::schedule::next_due`], a pure function). A control loop claims what
+//! is due, acts outside any transaction, and finishes with new facts. Nothing
+//! else decides: a notification only makes a loop look sooner.
+
+pub mod model;
+pub mod proto;

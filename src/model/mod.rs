@@ -1,0 +1,10 @@
+//! Plain types and pure decisions: what a machine is, what is known of it, and
+//! what follows from that.
+//!
+//! Nothing here does I/O or asks a clock: time is a parameter, and the one that
+//! leases and deadlines are measured with is the database's. Every decision has
+//! the shape `fn(facts, policy, now) -> plan`, so that a test can table-drive
+//! it, a person can print it, and a loop can execute it.
+
+pub mod ids;
+pub mod process;

@@ -1,0 +1,114 @@
+//! Kinds of work on a machine, and the lanes that keep them apart.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What excludes what on one machine. At most one live work item exists per
+/// (machine, lane), by the primary key of `machine_due`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lane {
+    /// Work that touches the machine.
+    Access,
+    /// Work that only looks, at what its provider says.
+    Observe,
+}
+
+impl Lane {
+    /// Every lane, in lock order.
+    pub const ALL: [Self; 2] = [Self::Access, Self::Observe];
+
+    /// The name used in the database, in logs and on the wire.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Access => "access",
+            Self::Observe => "observe",
+        }
+    }
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A name that this release does not know.
+#[derive(Debug, thiserror::Error)]
+#[error("{name:?} is no {what} known to this release; known are {known}")]
+pub struct UnknownName {
+    /// What was being named.
+    pub what: &'static str,
+    /// The name as it was found.
+    pub name: String,
+    /// The known ones, for the person who reads the error.
+    pub known: &'static str,
+}
+
+impl FromStr for Lane {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        Self::ALL.into_iter().find(|lane| lane.as_str() == name).ok_or_else(|| UnknownName {
+            what: "lane",
+            name: name.to_owned(),
+            known: "access, observe",
+        })
+    }
+}
+
+/// A kind of work on a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Process {
+    /// Put the role server on the machine.
+    AgentStart,
+    /// Bring back a machine that fell silent.
+    Recovery,
+    /// Ask the provider what it knows of the machine.
+    Update,
+}
+
+impl Process {
+    /// Every process this release works on.
+    pub const ALL: [Self; 3] = [Self::AgentStart, Self::Recovery, Self::Update];
+
+    /// The name used in the database, in logs and as a metric label.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::AgentStart => "AgentStart",
+            Self::Recovery => "Recovery",
+            Self::Update => "Update",
+        }
+    }
+
+    /// The lane it runs in.
+    #[must_use]
+    pub const fn lane(self) -> Lane {
+        match self {
+            Self::AgentStart | Self::Recovery => Lane::Access,
+            Self::Update => Lane::Observe,
+        }
+    }
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Process {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        Self::ALL.into_iter().find(|process| process.as_str() == name).ok_or_else(|| UnknownName {
+            what: "process",
+            name: name.to_owned(),
+            known: "AgentStart, Recovery, Update",
+        })
+    }
+}

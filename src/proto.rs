@@ -1,0 +1,28 @@
+//! Generated gRPC contracts, one module per package of `proto/`.
+//!
+//! Open to every room; nothing here is written by hand.
+
+#![allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::pedantic,
+    unreachable_pub,
+    reason = "generated; the documentation stands in the .proto files"
+)]
+
+/// `shepherd.agent.v1`: enrolment and callback.
+pub mod agent {
+    /// First version.
+    pub mod v1 {
+        tonic::include_proto!("shepherd.agent.v1");
+    }
+}
+
+/// `shepherd.hardware.v1`: what a machine is made of.
+pub mod hardware {
+    /// First version.
+    pub mod v1 {
+        tonic::include_proto!("shepherd.hardware.v1");
+    }
+}
