@@ -1,1 +1,3 @@
+//! The program on the machine.
+
 fn main() {}

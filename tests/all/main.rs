@@ -1,1 +1,3 @@
+//! The integration tests.
+
 fn main() {}
