@@ -1,0 +1,4 @@
+//! The bare metal database: the only room that speaks SQL.
+
+pub mod postgres_programs;
+pub mod private_postgres;

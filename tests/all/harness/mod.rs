@@ -1,0 +1,4 @@
+//! What the tests stand on.
+
+pub(crate) mod mode;
+pub(crate) mod postgres;
