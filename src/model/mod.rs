@@ -6,5 +6,15 @@
 //! the shape `fn(facts, policy, now) -> plan`, so that a test can table-drive
 //! it, a person can print it, and a loop can execute it.
 
+pub mod backoff;
+pub mod brake;
+pub mod disturb;
+pub mod facts;
 pub mod ids;
+pub mod phase;
+pub mod policy;
 pub mod process;
+pub mod provider_status;
+pub mod recovery;
+pub mod schedule;
+pub mod time;
