@@ -2,3 +2,4 @@
 
 pub(crate) mod mode;
 pub(crate) mod postgres;
+pub(crate) mod source;
