@@ -2,3 +2,4 @@
 
 pub mod postgres_programs;
 pub mod private_postgres;
+mod private_postgres_directory;
