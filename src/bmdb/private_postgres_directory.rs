@@ -62,7 +62,8 @@ pub(super) fn staying_places(
     directory: &Path,
     user: Option<&ServerUser>,
 ) -> Result<Places, PrivatePostgresError> {
-    if !directory.exists() {
+    let is_new = !directory.exists();
+    if is_new {
         if let Some(parent) = directory.parent() {
             fs::create_dir_all(parent).map_err(refused("making the directory", parent))?;
         }
@@ -78,6 +79,9 @@ pub(super) fn staying_places(
             .status()
             .map_err(refused("entering", &base))?;
         if !entered.success() {
+            if is_new {
+                let _ = fs::remove_dir(&base);
+            }
             return Err(PrivatePostgresError::OutOfReach { directory: base, user: user.name.clone() });
         }
     }

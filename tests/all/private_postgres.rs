@@ -3,11 +3,13 @@
 use std::env;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use shepherd::bmdb::postgres_programs;
 use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, PrivatePostgresError, Storage};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
@@ -76,7 +78,7 @@ async fn a_server_whose_owner_is_killed_leaves_nothing() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn a_staying_server_is_found_again_with_its_data() -> anyhow::Result<()> {
-    let parent = reachable_directory()?;
+    let parent = directory_with_mode(0o755)?;
     let options = Options { storage: Storage::Staying(parent.path().join("new/bmdb")), max_connections: 20 };
 
     let first = PrivatePostgres::start(options.clone()).await?;
@@ -97,7 +99,7 @@ async fn a_staying_server_is_found_again_with_its_data() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn a_path_too_long_for_a_socket_is_served_all_the_same() -> anyhow::Result<()> {
-    let parent = reachable_directory()?;
+    let parent = directory_with_mode(0o755)?;
     let directory = parent.path().join("d".repeat(90));
     let options = Options { storage: Storage::Staying(directory.clone()), max_connections: 20 };
     let postgres = PrivatePostgres::start(options).await?;
@@ -114,7 +116,7 @@ async fn a_path_too_long_for_a_socket_is_served_all_the_same() -> anyhow::Result
 
 #[tokio::test]
 async fn a_directory_of_another_version_is_refused_in_words() -> anyhow::Result<()> {
-    let parent = reachable_directory()?;
+    let parent = directory_with_mode(0o755)?;
     let data = parent.path().join("data");
     fs::create_dir(&data)?;
     fs::write(data.join("PG_VERSION"), "9\n")?;
@@ -123,6 +125,59 @@ async fn a_directory_of_another_version_is_refused_in_words() -> anyhow::Result<
     let start = format!("{} was made by PostgreSQL 9, and only ", fs::canonicalize(&data)?.display());
     assert!(said.starts_with(&start), "{said}");
     assert!(said.ends_with("install the package postgresql-9, or give another directory"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_directory_that_the_server_cannot_enter_is_refused_in_words() -> anyhow::Result<()> {
+    let closed = directory_with_mode(0o700)?;
+    let directory = closed.path().join("bmdb");
+    let options = Options { storage: Storage::Staying(directory.clone()), max_connections: 20 };
+    let started = PrivatePostgres::start(options).await;
+    match postgres_programs::server_user() {
+        Ok(None) => started?.stop().await?,
+        Ok(Some(user)) => {
+            let said = started.map(|_| ()).unwrap_err().to_string();
+            let expected = format!(
+                "{} cannot be entered by the user {}, as whom PostgreSQL runs because it refuses to run as \
+                 root; give a directory that this user can reach, such as one below /var/lib",
+                directory.display(),
+                user.name
+            );
+            assert_eq!(said, expected);
+            assert!(!directory.exists(), "half-done work is left");
+        }
+        Err(error) => bail!("{error:?}"),
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_host_without_server_programs_is_told_what_to_install() -> anyhow::Result<()> {
+    if env::var_os(IN_CHILD).is_some() {
+        let said = PrivatePostgres::start(throw_away()).await.map(|_| ()).unwrap_err();
+        println!("\nsaid {said}");
+        return Ok(());
+    }
+    let output = Command::new(env::current_exe()?)
+        .args([
+            "--exact",
+            "private_postgres::a_host_without_server_programs_is_told_what_to_install",
+            "--nocapture",
+        ])
+        .env(IN_CHILD, "yes")
+        .env("SHEPHERD_POSTGRES_BIN", "/nowhere")
+        .stdin(Stdio::null())
+        .output()?;
+    let output = String::from_utf8(output.stdout)?;
+    let said = output.lines().find_map(|line| line.strip_prefix("said "));
+    assert_eq!(
+        said,
+        Some(
+            "no PostgreSQL server programs (initdb, postgres) were found in /nowhere; install them with \
+             `apt-get install postgresql`, or name their directory in SHEPHERD_POSTGRES_BIN"
+        )
+    );
     Ok(())
 }
 
@@ -144,11 +199,10 @@ fn throw_away() -> Options {
     Options { storage: Storage::ThrowAway, max_connections: 20 }
 }
 
-/// A directory that the server's user can enter too.
-fn reachable_directory() -> anyhow::Result<tempfile::TempDir> {
-    use std::os::unix::fs::PermissionsExt as _;
+/// With 0755 the server's user can enter too.
+fn directory_with_mode(mode: u32) -> anyhow::Result<tempfile::TempDir> {
     let directory = tempfile::tempdir()?;
-    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755))?;
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode))?;
     Ok(directory)
 }
 
