@@ -9,7 +9,7 @@
 //! ends with it, so no connection can be shared between tests.
 
 use std::path::Path;
-use std::sync::{Arc, LazyLock, mpsc};
+use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -18,16 +18,14 @@ use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
 use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use crate::harness::mode::Mode;
 
-/// Connections of the server, and how many of them one test may count on.
-const SERVER_CONNECTIONS: u16 = 400;
-const TESTS_AT_ONCE: usize = 12;
+/// How many connections each test that runs beside others may count on.
+const CONNECTIONS_PER_TEST: usize = 60;
 const TEMPLATE: &str = "shepherd_template";
 
-static TURNS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(TESTS_AT_ONCE)));
 static KEEPER: LazyLock<Result<mpsc::Sender<Request>, String>> = LazyLock::new(start_keeper);
 
 enum Request {
@@ -46,20 +44,18 @@ pub(crate) struct TestDatabase {
     url: String,
     mode: Mode,
     server: String,
-    _turn: OwnedSemaphorePermit,
 }
 
 impl TestDatabase {
     /// Copies the template. `test_name` makes the database recognisable to a person with `psql`.
     pub(crate) async fn create(test_name: &str) -> anyhow::Result<Self> {
         let mode = Mode::of_this_run()?;
-        let turn = Arc::clone(&TURNS).acquire_owned().await?;
         let name = database_name(test_name);
         let (answer, answered) = oneshot::channel();
         keeper()?.send(Request::Create { name: name.clone(), answer })?;
         let urls = answered.await.context("the keeper of the test databases ended")??;
         let url = with_session_settings(&urls.plain, mode);
-        Ok(Self { name, url, mode, server: urls.server, _turn: turn })
+        Ok(Self { name, url, mode, server: urls.server })
     }
 
     /// The address, which carries the run's mode and the test clock with it: any process that
@@ -160,7 +156,7 @@ async fn serve(postgres: &PrivatePostgres, request: Request) {
 }
 
 async fn prepare() -> anyhow::Result<PrivatePostgres> {
-    let options = Options { storage: Storage::ThrowAway, max_connections: SERVER_CONNECTIONS };
+    let options = Options { storage: Storage::ThrowAway, max_connections: server_connections() };
     let postgres = PrivatePostgres::start(options).await?;
     administer(&postgres, "CREATE EXTENSION pg_stat_statements".to_owned())
         .await
@@ -175,6 +171,14 @@ async fn prepare() -> anyhow::Result<PrivatePostgres> {
     migrate(&mut connection).await?;
     connection.close().await?;
     Ok(postgres)
+}
+
+/// Enough for as many tests as run at once: libtest has a thread per processor unless told otherwise. A
+/// semaphore instead would stop a test that wants two databases from ever getting its second.
+fn server_connections() -> u16 {
+    let told = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse::<usize>().ok());
+    let at_once = told.or_else(|| thread::available_parallelism().ok().map(Into::into)).unwrap_or(4);
+    u16::try_from((at_once + 2) * CONNECTIONS_PER_TEST).unwrap_or(u16::MAX).min(5000)
 }
 
 async fn migrate(connection: &mut PgConnection) -> anyhow::Result<()> {
