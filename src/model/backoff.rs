@@ -106,7 +106,11 @@ mod tests {
     use super::*;
 
     fn backoff(initial_ms: u64, maximum_s: u64, exponent: f64) -> Backoff {
-        Backoff { initial: Span(Duration::from_millis(initial_ms)), maximum: Span::seconds(maximum_s), exponent }
+        Backoff {
+            initial: Span(Duration::from_millis(initial_ms)),
+            maximum: Span::seconds(maximum_s),
+            exponent,
+        }
     }
 
     fn sequence(backoff: Backoff, length: usize) -> Vec<u64> {

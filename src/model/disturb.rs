@@ -148,12 +148,7 @@ mod tests {
     fn heartbeat_since_the_decision_forbids_the_step() {
         let mut facts = machine();
         let beat = |seconds| {
-            Some(Heartbeat {
-                at: at(seconds),
-                boot_id: "b".into(),
-                incarnation: "i".into(),
-                sequence: 1,
-            })
+            Some(Heartbeat { at: at(seconds), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 })
         };
         facts.heartbeat = beat(50);
         assert_eq!(ask(&facts, Disturbance::Reboot, &Circumstances::default()), None);
@@ -184,11 +179,8 @@ mod tests {
 
     #[test]
     fn budget_frees_when_its_oldest_use_leaves_the_window() {
-        let used = |count| Circumstances {
-            begun_in_window: count,
-            oldest_in_window: Some(at(-300)),
-            brake: None,
-        };
+        let used =
+            |count| Circumstances { begun_in_window: count, oldest_in_window: Some(at(-300)), brake: None };
         assert_eq!(ask(&machine(), Disturbance::Reboot, &used(19)), None);
         let (reason, again) = ask(&machine(), Disturbance::Reboot, &used(20)).unwrap();
         assert_eq!(again, 300);

@@ -78,7 +78,11 @@ impl MachineFacts {
         match (&self.installation_request, &self.installation_report) {
             (None, _) => Installation::None,
             (Some(request), Some(report)) if request.generation == report.generation => {
-                if report.succeeded { Installation::Succeeded } else { Installation::Failed }
+                if report.succeeded {
+                    Installation::Succeeded
+                } else {
+                    Installation::Failed
+                }
             }
             (Some(_), _) => Installation::Pending,
         }

@@ -110,8 +110,9 @@ pub fn look_again(now: Timestamp, deadline: Timestamp, limit: Span) -> Timestamp
 fn proof_of_life(facts: &MachineFacts, recovery: &Recovery, now: Timestamp) -> Option<String> {
     let heartbeat = facts.heartbeat.as_ref()?;
     match &recovery.acted {
-        None => (heartbeat.at > recovery.started_at)
-            .then(|| "it reported before anything was done".to_owned()),
+        None => {
+            (heartbeat.at > recovery.started_at).then(|| "it reported before anything was done".to_owned())
+        }
         Some(acted) if heartbeat.at <= acted.at => None,
         Some(Acted { step, boot_id_before, deadline, .. }) => {
             let new_boot = boot_id_before.as_ref() != Some(&heartbeat.boot_id);
@@ -140,12 +141,8 @@ fn climb(recovery: &Recovery, policy: &Policy, steps: Steps) -> RecoveryPlan {
 }
 
 fn rung_from(policy: &Policy, steps: Steps, start: usize, note: &str) -> RecoveryPlan {
-    let next = policy
-        .ladder
-        .iter()
-        .enumerate()
-        .skip(start)
-        .find(|(_, what)| what.tries > 0 && steps.can(what.step));
+    let next =
+        policy.ladder.iter().enumerate().skip(start).find(|(_, what)| what.tries > 0 && steps.can(what.step));
     if let Some((rung, what)) = next {
         return RecoveryPlan::Act { rung, what: *what, attempt: 1 };
     }
@@ -180,8 +177,7 @@ mod tests {
     fn machine(recovery: Option<Recovery>) -> MachineFacts {
         let mut facts = MachineFacts::unknown(MachineId::generate(), at(0));
         facts.listening_since = Some(at(0));
-        facts.agent_started =
-            Some(AgentStarted { at: at(0), public_key: vec![], boot_id: None, fence: 1 });
+        facts.agent_started = Some(AgentStarted { at: at(0), public_key: vec![], boot_id: None, fence: 1 });
         facts.heartbeat = Some(heartbeat(100, "old"));
         facts.recovery = recovery;
         facts
@@ -196,12 +192,7 @@ mod tests {
         Recovery {
             started_at: at(900),
             rung,
-            acted: Some(Acted {
-                step,
-                at: at(1000),
-                deadline: at(1100),
-                boot_id_before: Some("old".into()),
-            }),
+            acted: Some(Acted { step, at: at(1000), deadline: at(1100), boot_id_before: Some("old".into()) }),
             tries,
             next_at: at(1010),
             note: "no answer".into(),

@@ -159,15 +159,23 @@ fn watch(answer: &Answer, facts: &MachineFacts, policy: &Policy, now: Timestamp)
         return due;
     };
     if silent <= now {
-        return answer.due(Process::Recovery, silent, match facts.heartbeat {
-            Some(_) => format!("its agent has not reported for {limit}"),
-            None => format!("its agent did not report within {limit} of being started"),
-        });
+        return answer.due(
+            Process::Recovery,
+            silent,
+            match facts.heartbeat {
+                Some(_) => format!("its agent has not reported for {limit}"),
+                None => format!("its agent did not report within {limit} of being started"),
+            },
+        );
     }
-    let mut due = answer.due(Process::Recovery, silent, match facts.heartbeat {
-        Some(_) => format!("healthy; recovery begins when its agent is silent for {limit}"),
-        None => format!("its agent was started; recovery begins when it does not report within {limit}"),
-    });
+    let mut due = answer.due(
+        Process::Recovery,
+        silent,
+        match facts.heartbeat {
+            Some(_) => format!("healthy; recovery begins when its agent is silent for {limit}"),
+            None => format!("its agent was started; recovery begins when it does not report within {limit}"),
+        },
+    );
     due.timer = true;
     due.deadline = facts.heartbeat.is_none().then_some(silent);
     due
@@ -185,7 +193,10 @@ fn next_observe(answer: &Answer, facts: &MachineFacts, policy: &Policy) -> Due {
     };
     let stable = provided.unchanged
         && provided.address.is_some()
-        && matches!(provided.status, ProviderStatus::Running | ProviderStatus::Stopped | ProviderStatus::Unknown);
+        && matches!(
+            provided.status,
+            ProviderStatus::Running | ProviderStatus::Stopped | ProviderStatus::Unknown
+        );
     let (interval, why) = if stable {
         (policy.update_interval_stable, "nothing changed at the last look")
     } else {
@@ -312,12 +323,8 @@ mod tests {
 
     fn healthy() -> MachineFacts {
         let mut facts = with_agent();
-        facts.heartbeat = Some(Heartbeat {
-            at: at(100),
-            boot_id: "b".into(),
-            incarnation: "i".into(),
-            sequence: 1,
-        });
+        facts.heartbeat =
+            Some(Heartbeat { at: at(100), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 });
         facts
     }
 
@@ -377,12 +384,15 @@ mod tests {
         let mut held_recovery = healthy();
         held_recovery.hold = Some(hold(HoldScope::Recovery, None));
         let mut failed = provided();
-        failed.backoffs.insert(Process::AgentStart, BackoffFact {
-            failures: 3,
-            last_interval: Duration::from_mins(1),
-            until: at(70),
-            cause: "no route".into(),
-        });
+        failed.backoffs.insert(
+            Process::AgentStart,
+            BackoffFact {
+                failures: 3,
+                last_interval: Duration::from_mins(1),
+                until: at(70),
+                cause: "no route".into(),
+            },
+        );
         let mut quarantined = healthy();
         quarantined.quarantine = Some(Quarantine { since: at(0), reason: "twice".into() });
         let mut needs_human = healthy();

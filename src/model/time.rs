@@ -86,7 +86,9 @@ pub enum TimeParseError {
     #[error("{0:?} is no duration; write for example 250ms, 5s, 30m or 1h30m")]
     Span(String),
     /// Not of the form `250ms,8`.
-    #[error("{0:?} is no rate; write PERIOD,COUNT, for example 250ms,8: a bucket of 8 refilled by one every 250ms")]
+    #[error(
+        "{0:?} is no rate; write PERIOD,COUNT, for example 250ms,8: a bucket of 8 refilled by one every 250ms"
+    )]
     Rate(String),
 }
 
@@ -107,7 +109,10 @@ impl FromStr for Span {
             let (unit, tail) = tail.split_at(unit_length);
             let number: u64 = number.parse().map_err(|_| error())?;
             let milliseconds = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(error)?.1;
-            total = number.checked_mul(milliseconds).and_then(|part| total.checked_add(part)).ok_or_else(error)?;
+            total = number
+                .checked_mul(milliseconds)
+                .and_then(|part| total.checked_add(part))
+                .ok_or_else(error)?;
             rest = tail;
         }
         if text.is_empty() {

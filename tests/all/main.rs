@@ -1,3 +1,8 @@
-//! The integration tests.
+//! The integration tests: one binary, because each further one is linked against everything, and a
+//! module per capability.
 
-fn main() {}
+mod architecture;
+mod dependencies;
+mod harness;
+mod private_postgres;
+mod test_database;
