@@ -1,3 +1,3 @@
 //! The integration tests.
 
-fn main() {}
+mod roleserver;
