@@ -6,3 +6,4 @@ mod dependencies;
 mod harness;
 mod private_postgres;
 mod test_database;
+mod roleserver;
