@@ -8,3 +8,5 @@
 
 pub mod ids;
 pub mod process;
+pub mod remote_step;
+pub mod shell_words;
