@@ -230,9 +230,9 @@ mod tests {
         let text =
             |error: AgentBinaryError| error.to_string().replace(directory.path().to_str().unwrap(), "DIR");
         let absent = AgentBinary::load(&directory.path().join("absent")).await.unwrap_err();
-        insta::assert_snapshot!(text(absent), @"");
+        insta::assert_snapshot!(text(absent), @"cannot read the agent program DIR/absent: No such file or directory (os error 2); build it with `make roleserver` and name it by --agent_executable_path");
         let not_a_file = AgentBinary::load(directory.path()).await.unwrap_err();
-        insta::assert_snapshot!(text(not_a_file), @"");
+        insta::assert_snapshot!(text(not_a_file), @"DIR is not an agent program: it is not a regular file; build one with `make roleserver` and name it by --agent_executable_path");
     }
 
     proptest! {

@@ -220,7 +220,7 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         let error =
             ClientKey::load_or_create(&path).unwrap_err().to_string().replace(path.to_str().unwrap(), "KEY");
-        insta::assert_snapshot!(error, @"");
+        insta::assert_snapshot!(error, @"the SSH key KEY can be read by others (mode 0640); run `chmod 600` on it");
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
                 .replace(directory.path().to_str().unwrap(), "DIR")
         };
         write_private(&directory.path().join("text"), b"hello").unwrap();
-        insta::assert_snapshot!(refuse("text"), @"");
+        insta::assert_snapshot!(refuse("text"), @"DIR/text is not a private key in OpenSSH's format; name an Ed25519 key, or a file that does not exist to have one made");
 
         for (name, kind, phrase) in [("encrypted", "ed25519", "secret"), ("rsa", "rsa", "")] {
             let status = Command::new("ssh-keygen")
@@ -244,11 +244,11 @@ mod tests {
                 .unwrap();
             assert!(status.success());
         }
-        insta::assert_snapshot!(refuse("encrypted"), @"");
-        insta::assert_snapshot!(refuse("rsa"), @"");
+        insta::assert_snapshot!(refuse("encrypted"), @"the SSH key DIR/encrypted is encrypted, and a service cannot type a pass phrase; name an unencrypted Ed25519 key of its own");
+        insta::assert_snapshot!(refuse("rsa"), @"the SSH key DIR/rsa is of kind ssh-rsa; name an Ed25519 or ECDSA key");
         fs::create_dir(directory.path().join("directory")).unwrap();
-        insta::assert_snapshot!(refuse("directory"), @"");
-        insta::assert_snapshot!(refuse("absent/key"), @"");
+        insta::assert_snapshot!(refuse("directory"), @"the SSH key DIR/directory is not a regular file");
+        insta::assert_snapshot!(refuse("absent/key"), @"cannot save a new SSH key as DIR/absent/key: No such file or directory (os error 2); make its directory, or name another place by --ssh_key_path");
     }
 
     #[test]

@@ -195,7 +195,7 @@ mod tests {
             expected: vec![key(1)],
             offered: key(2),
         }));
-        insta::assert_snapshot!(error, @"");
+        insta::assert_snapshot!(error, @"192.0.2.7:22 presented the SSH host key ssh-ed25519 SHA256:u3K05Osp3FkyhmjzLgUR46wOXOQCaxWRllIW5Jyh9dc where ssh-ed25519 SHA256:J+zQpZjnb4ov0mTUJ98KEZkD6OrjhOR4kCVBdW8IndE is pinned, so nothing was sent to it. Either the machine was reinstalled or replaced, or something else answers at its address; a person who knows which must allow the new key before Shepherd connects again");
         assert_eq!(error.blame(), Blame::Configuration);
     }
 
@@ -208,29 +208,29 @@ mod tests {
             accepted: vec!["publickey".to_owned(), "keyboard-interactive".to_owned()],
             public_key: "ssh-ed25519 AAAA shepherd".to_owned(),
         };
-        insta::assert_snapshot!(error, @"");
+        insta::assert_snapshot!(error, @"192.0.2.7:22 refused to let root in by publickey, password; it accepts publickey, keyboard-interactive. Add this line to that user's authorized_keys: ssh-ed25519 AAAA shepherd");
     }
 
     #[test]
     fn an_address_without_an_answer_is_told_by_what_was_missing() {
         let refused = SshError::Refused { address: address() };
-        insta::assert_snapshot!(refused, @"");
+        insta::assert_snapshot!(refused, @"192.0.2.7:22 refused the SSH connection: nothing listens there, or a firewall rejects it");
         let unresolvable =
             SshError::Unresolvable { address: address(), source: io::Error::other("no such name") };
-        insta::assert_snapshot!(unresolvable, @"");
+        insta::assert_snapshot!(unresolvable, @"the SSH host 192.0.2.7:22 has no address: no such name; check the address in the device list");
         let timeout =
             SshError::Timeout { address: address(), doing: "connecting", limit: Duration::from_secs(2) };
-        insta::assert_snapshot!(timeout, @"");
+        insta::assert_snapshot!(timeout, @"192.0.2.7:22 did not answer within 2 s while connecting");
         let lost = SshError::ConnectionLost {
             address: address(),
             doing: "uploading",
             reason: "it closed".to_owned(),
         };
-        insta::assert_snapshot!(lost, @"");
+        insta::assert_snapshot!(lost, @"the SSH connection to 192.0.2.7:22 was lost while uploading: it closed");
         let deadline = SshError::Deadline { address: address(), doing: "probing" };
-        insta::assert_snapshot!(deadline, @"");
+        insta::assert_snapshot!(deadline, @"the time for this work ran out while probing (192.0.2.7:22); it is tried again with a new lease");
         let rsa = SshError::RsaOnly { address: address() };
-        insta::assert_snapshot!(rsa, @"");
+        insta::assert_snapshot!(rsa, @"192.0.2.7:22 offers only RSA host keys, which Shepherd does not accept; give it an Ed25519 host key (run `ssh-keygen -A` on it and restart its SSH server)");
     }
 
     #[test]

@@ -345,12 +345,12 @@ mod tests {
 
         let mut other = success();
         other.request.as_mut().unwrap().fence = 8;
-        insta::assert_snapshot!(judge(Success(other)).unwrap_err(), @"");
+        insta::assert_snapshot!(judge(Success(other)).unwrap_err(), @"the agent on 192.0.2.7:22 answered wrongly: it enrolled by another request than the one it was sent; is the program at agent a role server?");
         let short = EnrollSuccess { public_key: vec![7; 31], ..success() };
-        insta::assert_snapshot!(judge(Success(short)).unwrap_err(), @"");
+        insta::assert_snapshot!(judge(Success(short)).unwrap_err(), @"the agent on 192.0.2.7:22 answered wrongly: its public key has 31 bytes and not 32; is the program at agent a role server?");
         let zero = EnrollSuccess { public_key: vec![0; 32], ..success() };
-        insta::assert_snapshot!(judge(Success(zero)).unwrap_err(), @"");
-        insta::assert_snapshot!(check(None, ADDRESS, "agent", &request()).unwrap_err(), @"");
+        insta::assert_snapshot!(judge(Success(zero)).unwrap_err(), @"the agent on 192.0.2.7:22 answered wrongly: its public key is all zero; is the program at agent a role server?");
+        insta::assert_snapshot!(check(None, ADDRESS, "agent", &request()).unwrap_err(), @"the agent on 192.0.2.7:22 answered wrongly: it said neither success nor error; is the program at agent a role server?");
     }
 
     #[test]
@@ -358,13 +358,13 @@ mod tests {
         use enroll_error::Kind;
         let stale = refused(Kind::StaleFence, "stale");
         assert!(matches!(stale, TakeoverError::StaleFence { known: 9, sent: 7, .. }));
-        insta::assert_snapshot!(stale, @"");
-        insta::assert_snapshot!(refused(Kind::OtherMachine, "it is machine A."), @"");
-        insta::assert_snapshot!(refused(Kind::OtherBmdb, "it is of database B."), @"");
-        insta::assert_snapshot!(refused(Kind::Invalid, "the lane is empty."), @"");
-        insta::assert_snapshot!(refused(Kind::Failed, "the state directory\nis locked."), @"");
+        insta::assert_snapshot!(stale, @"192.0.2.7:22 refused fence 7 because it has seen fence 9: another shepherd works on it with a newer lease, or the database was restored from a backup");
+        insta::assert_snapshot!(refused(Kind::OtherMachine, "it is machine A."), @"192.0.2.7:22 is enrolled as another machine than 5a0c2c4e-0000-4000-8000-000000000001: it is machine A. Two entries may name one address; to give the machine a new identity, remove its agent's state directory");
+        insta::assert_snapshot!(refused(Kind::OtherBmdb, "it is of database B."), @"192.0.2.7:22 belongs to another bare metal database than 5a0c2c4e-0000-4000-8000-00000000000b: it is of database B. Release it there, or remove its agent's state directory if that database is gone");
+        insta::assert_snapshot!(refused(Kind::Invalid, "the lane is empty."), @"the agent on 192.0.2.7:22 refused the enrolment as malformed: the lane is empty");
+        insta::assert_snapshot!(refused(Kind::Failed, "the state directory\nis locked."), @"the enrolment on 192.0.2.7:22 failed: the state directory is locked");
         let later = EnrollError { kind: 99, message: "a later reason.".to_owned(), known_fence: 0 };
-        insta::assert_snapshot!(judge(enroll_response::Result::Error(later)).unwrap_err(), @"");
+        insta::assert_snapshot!(judge(enroll_response::Result::Error(later)).unwrap_err(), @"the enrolment on 192.0.2.7:22 failed: a later reason");
     }
 
     #[test]
@@ -375,12 +375,12 @@ mod tests {
             machine: "aarch64".to_owned(),
             agent: Architecture::X86_64,
         };
-        insta::assert_snapshot!(wrong, @"");
-        insta::assert_snapshot!(TakeoverError::NotLinux { address: address(), os: "FreeBSD".to_owned() }, @"");
-        insta::assert_snapshot!(TakeoverError::NoDigestProgram { address: address() }, @"");
+        insta::assert_snapshot!(wrong, @"192.0.2.7:22 is a machine of architecture aarch64, and the agent program is for x86_64; give a program for aarch64 by --agent_executable_path");
+        insta::assert_snapshot!(TakeoverError::NotLinux { address: address(), os: "FreeBSD".to_owned() }, @"192.0.2.7:22 runs FreeBSD, and the agent runs on Linux only");
+        insta::assert_snapshot!(TakeoverError::NoDigestProgram { address: address() }, @"192.0.2.7:22 has none of sha256sum, openssl and shasum, so an upload to it cannot be checked; install coreutils on it");
         let remote =
             TakeoverError::Remote { address: address(), step: "upload", reason: "no space".to_owned() };
-        insta::assert_snapshot!(remote, @"");
+        insta::assert_snapshot!(remote, @"the upload on 192.0.2.7:22 failed: no space");
         assert_eq!(remote.blame(), Blame::Machine);
     }
 }
