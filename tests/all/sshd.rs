@@ -18,7 +18,7 @@ use shepherd::takeover::session::{SshSettings, SshTarget};
 use tempfile::TempDir;
 
 /// Waits for `condition`, generously: a loaded host is slow, and only a condition that never comes is a failure.
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         ensure!(Instant::now() < deadline, "waited 60 s for {what}");
@@ -28,17 +28,17 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()>
 }
 
 /// How the server is set up.
-pub struct Setup {
+pub(crate) struct Setup {
     /// Kinds of host keys, as `ssh-keygen -t` names them.
-    pub host_keys: &'static [&'static str],
+    pub(crate) host_keys: &'static [&'static str],
     /// Put first on the PATH of sessions: (name, script).
-    pub programs: Vec<(&'static str, String)>,
+    pub(crate) programs: Vec<(&'static str, String)>,
     /// A wrapper script around every command, which finds it in `SSH_ORIGINAL_COMMAND`.
-    pub forced_command: Option<&'static str>,
+    pub(crate) forced_command: Option<&'static str>,
     /// Further lines of its configuration.
-    pub config: String,
+    pub(crate) config: String,
     /// Replaces `/etc/shadow` for this server alone, in a mount namespace of its own.
-    pub shadow: Option<String>,
+    pub(crate) shadow: Option<String>,
 }
 
 impl Default for Setup {
@@ -54,7 +54,7 @@ impl Default for Setup {
 }
 
 /// A running server; dropping it ends it and its sessions.
-pub struct Sshd {
+pub(crate) struct Sshd {
     child: Child,
     directory: TempDir,
     port: u16,
@@ -62,7 +62,7 @@ pub struct Sshd {
 }
 
 impl Sshd {
-    pub fn start(setup: Setup) -> Result<Self> {
+    pub(crate) fn start(setup: Setup) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("shepherd-sshd-").tempdir()?;
         let root = directory.path();
         // Separation of privileges wants it; harmless where it is there.
@@ -143,7 +143,7 @@ impl Sshd {
         bail!("no free port for sshd")
     }
 
-    pub fn settings(&self) -> SshSettings {
+    pub(crate) fn settings(&self) -> SshSettings {
         let mut settings = SshSettings::new(self.key.clone());
         // Many servers share few cores in a test run; what is tested is not this limit.
         settings.connect_timeout = Duration::from_secs(20);
@@ -151,35 +151,35 @@ impl Sshd {
         settings
     }
 
-    pub fn target(&self) -> Result<SshTarget> {
+    pub(crate) fn target(&self) -> Result<SshTarget> {
         self.target_at(self.port)
     }
 
     /// The same host behind another port, a proxy's.
-    pub fn target_at(&self, port: u16) -> Result<SshTarget> {
+    pub(crate) fn target_at(&self, port: u16) -> Result<SshTarget> {
         let output = Command::new("id").arg("-un").output()?;
         let user = String::from_utf8(output.stdout)?.trim().to_owned();
         Ok(SshTarget { host: "127.0.0.1".to_owned(), port, user })
     }
 
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    pub fn home(&self) -> PathBuf {
+    pub(crate) fn home(&self) -> PathBuf {
         self.directory.path().join("home")
     }
 
-    pub fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 
     /// Processes of sessions that live now.
-    pub fn sessions(&self) -> Vec<u32> {
+    pub(crate) fn sessions(&self) -> Vec<u32> {
         descendants(self.child.id())
     }
 }
@@ -199,7 +199,7 @@ fn is_root() -> Result<bool> {
     Ok(Command::new("id").arg("-u").output()?.stdout == b"0\n")
 }
 
-pub fn write_program(path: &Path, script: &str) -> Result<()> {
+pub(crate) fn write_program(path: &Path, script: &str) -> Result<()> {
     fs::write(path, script)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
     Ok(())

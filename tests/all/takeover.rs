@@ -520,8 +520,9 @@ async fn a_connection_cut_in_the_middle_of_the_upload_leaves_nothing_half_done()
     let target = sshd.target_at(cutting_proxy(sshd.port(), Arc::clone(&budget)).await.unwrap()).unwrap();
     let settings = sshd.settings();
     let first_use = HostKeyExpectation::PinOnFirstUse;
+    let request = request();
     let attempt =
-        || take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request(), far(), |_| {});
+        || take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| {});
 
     let error = attempt().await.unwrap_err();
     let TakeoverError::Ssh(SshError::ConnectionLost { doing: "uploading the agent", .. }) = &error else {
