@@ -4,7 +4,9 @@
 //! it has read everything (a full disk, a wrong digest) would otherwise never be
 //! heard. Output beyond its cap is counted and thrown away: a machine must not
 //! be able to fill a shepherd's memory. A command whose limit passes is sent a
-//! `TERM`, so that its own clean-up runs.
+//! `TERM`, so that its own clean-up runs; OpenSSH does not deliver that to root's
+//! commands, which see the end of their input and output when the session is
+//! dropped, and whose steps are written to end by that.
 
 use std::time::Duration;
 

@@ -309,8 +309,9 @@ impl client::Handler for Connection {
         // Certificates are never offered in the negotiation, so a host that sends one is refused.
         let PublicKeyOrCertificate::PublicKey { key, .. } = key else { return Ok(false) };
         let Some(key) = host_keys::from_public_key(key) else { return Ok(false) };
-        let accepted = self.expectation.accepts(&key) && *self.offered.get_or_init(|| key.clone()) == key;
-        Ok(accepted)
+        // Kept also when it is refused: it is what the refusal tells.
+        let first = self.offered.get_or_init(|| key.clone());
+        Ok(*first == key && self.expectation.accepts(&key))
     }
 
     async fn disconnected(&mut self, reason: DisconnectReason<russh::Error>) -> Result<(), russh::Error> {
