@@ -16,7 +16,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::model::shell_words::{self, NulInWord};
 use crate::takeover::error::SshError;
-use crate::takeover::session::{Limit, SshSession, readable};
+use crate::takeover::readable::readable;
+use crate::takeover::session::{Limit, SshSession};
 
 /// Most bytes of standard output that are kept.
 pub const STDOUT_CAP: usize = 1 << 20;
@@ -132,15 +133,15 @@ impl SshSession {
             Ok(Ok(channel)) => channel,
         };
         let (mut answers, input) = channel.split();
-        let feed = async {
+        let writing = async {
             input.data_bytes(stdin).await?;
             input.eof().await
         };
-        tokio::pin!(feed);
+        tokio::pin!(writing);
 
         let mut collected = Collected::default();
         let mut started = false;
-        let mut fed = false;
+        let mut written = false;
         let mut until = limit.until;
         loop {
             tokio::select! {
@@ -155,7 +156,7 @@ impl SshSession {
                     }
                 },
                 // A failure to write shows as the end of the answers, with its reason.
-                _written = &mut feed, if started && !fed => fed = true,
+                _result = &mut writing, if started && !written => written = true,
                 () = sleep_until(until) => {
                     if collected.exit.is_some() {
                         break;
@@ -197,7 +198,7 @@ impl Collected {
         match message {
             ChannelMsg::Data { data } => self.dropped += keep(&mut self.stdout, &data, STDOUT_CAP),
             ChannelMsg::ExtendedData { data, ext: 1 } => {
-                self.dropped += keep(&mut self.stderr, &data, STDERR_CAP)
+                self.dropped += keep(&mut self.stderr, &data, STDERR_CAP);
             }
             ChannelMsg::ExitStatus { exit_status } => {
                 self.exit = Some(Exit::Status(exit_status));

@@ -25,9 +25,11 @@
 
 pub mod agent_binary;
 pub mod client_key;
+mod connection;
 pub mod error;
 pub mod exec;
 pub mod host_keys;
+mod readable;
 pub mod session;
 pub mod steps;
 pub mod take_over;

@@ -19,11 +19,11 @@
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use russh::client::{self, AuthResult, DisconnectReason, Handle, KeyboardInteractiveAuthResponse};
-use russh::keys::{Algorithm, PrivateKeyWithHashAlg, PublicKeyOrCertificate};
+use russh::client::{self, AuthResult, Handle, KeyboardInteractiveAuthResponse};
+use russh::keys::{Algorithm, PrivateKeyWithHashAlg};
 use russh::{AlgorithmKind, Disconnect, MethodKind, MethodSet};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::net::TcpStream;
@@ -31,6 +31,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::model::host_key::HostKey;
 use crate::takeover::client_key::ClientKey;
+use crate::takeover::connection::{Connection, Ending};
 use crate::takeover::error::{HostKeyChanged, SshError};
 use crate::takeover::host_keys::{self, HostKeyExpectation};
 
@@ -47,6 +48,9 @@ pub struct SshSettings {
     pub login_timeout: Duration,
     /// For each command (`--agent_ssh_exec_timeout`).
     pub exec_timeout: Duration,
+    /// A host that is silent for this long is asked whether it lives, and given up after three times without
+    /// an answer: power lost in the middle of a command shows in 20 s, not at the exec limit.
+    pub keepalive_interval: Duration,
 }
 
 impl SshSettings {
@@ -58,7 +62,8 @@ impl SshSettings {
             password: None,
             connect_timeout: Duration::from_secs(2),
             login_timeout: Duration::from_secs(20),
-            exec_timeout: Duration::from_secs(60),
+            exec_timeout: Duration::from_mins(1),
+            keepalive_interval: Duration::from_secs(5),
         }
     }
 }
@@ -280,57 +285,6 @@ impl Drop for SocketGuard {
     }
 }
 
-/// How a connection ended, told by its task.
-#[derive(Clone, Default)]
-struct Ending(Arc<Mutex<Option<String>>>);
-
-impl Ending {
-    fn set(&self, reason: String) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
-    }
-
-    fn reason(&self) -> String {
-        let reason = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        reason.unwrap_or_else(|| "the host closed it".to_owned())
-    }
-}
-
-/// What the SSH library asks us while a connection lives.
-pub(super) struct Connection {
-    expectation: HostKeyExpectation,
-    offered: Arc<OnceLock<HostKey>>,
-    ending: Ending,
-}
-
-impl client::Handler for Connection {
-    type Error = russh::Error;
-
-    async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, russh::Error> {
-        // Certificates are never offered in the negotiation, so a host that sends one is refused.
-        let PublicKeyOrCertificate::PublicKey { key, .. } = key else { return Ok(false) };
-        let Some(key) = host_keys::from_public_key(key) else { return Ok(false) };
-        // Kept also when it is refused: it is what the refusal tells.
-        let first = self.offered.get_or_init(|| key.clone());
-        Ok(*first == key && self.expectation.accepts(&key))
-    }
-
-    async fn disconnected(&mut self, reason: DisconnectReason<russh::Error>) -> Result<(), russh::Error> {
-        self.ending.set(match reason {
-            DisconnectReason::ReceivedDisconnect(info) => {
-                format!("the host said {:?}", readable(&info.message))
-            }
-            DisconnectReason::Error(russh::Error::KeepaliveTimeout) => {
-                "the host stopped answering".to_owned()
-            }
-            DisconnectReason::Error(russh::Error::HUP | russh::Error::Disconnect) => {
-                "the host closed it".to_owned()
-            }
-            DisconnectReason::Error(error) => error.to_string(),
-        });
-        Ok(())
-    }
-}
-
 enum HandshakeError {
     NoCommonHostKey { address: String, theirs: Vec<String> },
     Ssh(SshError),
@@ -370,16 +324,12 @@ async fn handshake(
     let address = target.address();
     let (stream, socket) = open(settings, target, &address, deadline).await?;
 
-    let offered = Arc::new(OnceLock::new());
-    let ending = Ending::default();
-    let connection = Connection {
-        expectation: expectation.clone(),
-        offered: Arc::clone(&offered),
-        ending: ending.clone(),
-    };
+    let connection = Connection::new(expectation.clone());
+    let (offered, ending) = (connection.offered(), connection.ending());
     let limit = Limit::new(settings.login_timeout, deadline);
     let outcome =
-        timeout_at(limit.until, client::connect_stream(config(algorithms), stream, connection)).await;
+        timeout_at(limit.until, client::connect_stream(config(settings, algorithms), stream, connection))
+            .await;
     let refused = |offered: &HostKey| {
         SshError::HostKeyChanged(Box::new(HostKeyChanged {
             address: address.clone(),
@@ -427,10 +377,9 @@ fn handshake_reason(error: &russh::Error) -> String {
     }
 }
 
-fn config(algorithms: Vec<Algorithm>) -> Arc<client::Config> {
+fn config(settings: &SshSettings, algorithms: Vec<Algorithm>) -> Arc<client::Config> {
     let mut config = client::Config {
-        // A machine that lost power in the middle of a command is noticed in 20 s, not at the exec limit.
-        keepalive_interval: Some(Duration::from_secs(5)),
+        keepalive_interval: Some(settings.keepalive_interval),
         keepalive_max: 3,
         nodelay: true,
         ..client::Config::default()
@@ -487,19 +436,6 @@ fn guarded(stream: TcpStream) -> io::Result<(TcpStream, SocketGuard)> {
     Ok((TcpStream::from_std(stream)?, guard))
 }
 
-/// Text from a machine as it may be shown to a person: one line, no control characters, not endless.
-pub(super) fn readable(text: &str) -> String {
-    const LONGEST: usize = 300;
-    let flat: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(LONGEST + 1)
-        .collect::<String>()
-        .trim()
-        .to_owned();
-    if flat.chars().count() > LONGEST { flat.chars().take(LONGEST).chain(['…']).collect() } else { flat }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -509,12 +445,6 @@ mod tests {
         let target = |host: &str| SshTarget { host: host.to_owned(), port: 22, user: "root".to_owned() };
         assert_eq!(target("192.0.2.7").address(), "192.0.2.7:22");
         assert_eq!(target("2001:db8::7").address(), "[2001:db8::7]:22");
-    }
-
-    #[test]
-    fn text_from_a_machine_is_one_bounded_line() {
-        assert_eq!(readable("no\u{1b}[31m space\nleft\n"), "no [31m space left");
-        assert_eq!(readable(&"x".repeat(1000)).chars().count(), 301);
     }
 
     #[test]

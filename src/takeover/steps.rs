@@ -18,7 +18,7 @@ use prost::Message;
 use crate::model::remote_step::{ENROLL_BEGIN, PROBE_BEGIN, UPLOAD_BEGIN, probe_key, upload_status};
 use crate::proto::agent::v1::EnrollResponse;
 use crate::takeover::exec::{Exit, Output};
-use crate::takeover::session::readable;
+use crate::takeover::readable::readable;
 
 /// Turns `$1` into an absolute `$p`, and tells messages in English.
 macro_rules! common {
@@ -95,7 +95,7 @@ pub fn read_probe(output: &Output) -> Result<Probe, StepFailure> {
     let mut take = |key: &'static str| {
         values
             .remove(key)
-            .map(|value| readable(value))
+            .map(readable)
             .ok_or_else(|| StepFailure(format!("its answer lacks {key:?}; {}", output.summary())))
     };
     let digest = take(probe_key::DIGEST)?;
@@ -256,8 +256,11 @@ mod tests {
         for script in [PROBE_SCRIPT, UPLOAD_SCRIPT, ENROLL_SCRIPT] {
             assert!(!script.contains(['\'', '\\', '\n']), "{script}");
         }
-        use upload_status::{DIGEST, DIRECTORY, NO_EXEC, RENAME, SIZE, WRITE};
-        for status in [DIRECTORY, WRITE, SIZE, DIGEST, NO_EXEC, RENAME] {
+        let statuses = {
+            use upload_status::{DIGEST, DIRECTORY, NO_EXEC, RENAME, SIZE, WRITE};
+            [DIRECTORY, WRITE, SIZE, DIGEST, NO_EXEC, RENAME]
+        };
+        for status in statuses {
             assert!(UPLOAD_SCRIPT.contains(&status.to_string()), "{status}");
         }
         assert!(PROBE_SCRIPT.contains(PROBE_BEGIN));

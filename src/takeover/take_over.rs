@@ -14,7 +14,8 @@ use crate::proto::agent::v1::{EnrollError, EnrollRequest, EnrollSuccess, enroll_
 use crate::takeover::agent_binary::{AgentBinary, Architecture};
 use crate::takeover::error::{Blame, HostKeyChanged, SshError};
 use crate::takeover::host_keys::HostKeyExpectation;
-use crate::takeover::session::{SshSession, SshSettings, SshTarget, readable};
+use crate::takeover::readable::readable;
+use crate::takeover::session::{SshSession, SshSettings, SshTarget};
 use crate::takeover::steps::{
     ENROLL_SCRIPT, PROBE_SCRIPT, StepFailure, UPLOAD_SCRIPT, read_enroll, read_probe, read_upload,
 };

@@ -4,6 +4,7 @@
 //! binding port 0, and another is taken when somebody was faster. Sessions see `HOME` as the test's
 //! directory, so nothing of the real home is read or written.
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -19,12 +20,19 @@ use tempfile::TempDir;
 
 /// Waits for `condition`, generously: a loaded host is slow, and only a condition that never comes is a failure.
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while !condition() {
         ensure!(Instant::now() < deadline, "waited 60 s for {what}");
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
+}
+
+/// This host and this user, at a server's port or that of a proxy before it.
+pub(crate) fn target_at(port: u16) -> Result<SshTarget> {
+    let output = Command::new("id").arg("-un").output()?;
+    let user = String::from_utf8(output.stdout)?.trim().to_owned();
+    Ok(SshTarget { host: "127.0.0.1".to_owned(), port, user })
 }
 
 /// How the server is set up.
@@ -35,6 +43,8 @@ pub(crate) struct Setup {
     pub(crate) programs: Vec<(&'static str, String)>,
     /// A wrapper script around every command, which finds it in `SSH_ORIGINAL_COMMAND`.
     pub(crate) forced_command: Option<&'static str>,
+    /// Further variables of sessions: `NAME=value …`.
+    pub(crate) environment: String,
     /// Further lines of its configuration.
     pub(crate) config: String,
     /// Replaces `/etc/shadow` for this server alone, in a mount namespace of its own.
@@ -47,6 +57,7 @@ impl Default for Setup {
             host_keys: &["ed25519"],
             programs: vec![],
             forced_command: None,
+            environment: String::new(),
             config: String::new(),
             shadow: None,
         }
@@ -62,7 +73,7 @@ pub(crate) struct Sshd {
 }
 
 impl Sshd {
-    pub(crate) fn start(setup: Setup) -> Result<Self> {
+    pub(crate) fn start(setup: &Setup) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("shepherd-sshd-").tempdir()?;
         let root = directory.path();
         // Separation of privileges wants it; harmless where it is there.
@@ -83,19 +94,21 @@ impl Sshd {
             let status =
                 Command::new("ssh-keygen").args(["-q", "-N", "", "-t", kind, "-f"]).arg(&path).status()?;
             ensure!(status.success(), "ssh-keygen failed");
-            config += &format!("\nHostKey {}", path.display());
+            write!(config, "\nHostKey {}", path.display())?;
         }
         if let Some(script) = setup.forced_command {
             let path = root.join("forced");
             write_program(&path, script)?;
-            config += &format!("\nForceCommand {}", path.display());
+            write!(config, "\nForceCommand {}", path.display())?;
         }
-        config += &format!(
+        write!(
+            config,
             "\nListenAddress 127.0.0.1\nAuthorizedKeysFile {root}/authorized_keys\nPidFile none\nStrictModes no\n\
              PermitRootLogin yes\nUsePAM no\nKbdInteractiveAuthentication no\nPasswordAuthentication no\nUseDNS no\n\
-             LogLevel VERBOSE\nMaxStartups 100\nSetEnv HOME={root}/home PATH={root}/bin:/usr/sbin:/usr/bin:/sbin:/bin\n",
+             LogLevel VERBOSE\nMaxStartups 100\nSetEnv HOME={root}/home PATH={root}/bin:/usr/sbin:/usr/bin:/sbin:/bin {environment}\n",
             root = root.display(),
-        );
+            environment = setup.environment,
+        )?;
         fs::write(root.join("config"), config)?;
 
         let mut command = if let Some(shadow) = &setup.shadow {
@@ -147,19 +160,12 @@ impl Sshd {
         let mut settings = SshSettings::new(self.key.clone());
         // Many servers share few cores in a test run; what is tested is not this limit.
         settings.connect_timeout = Duration::from_secs(20);
-        settings.login_timeout = Duration::from_secs(60);
+        settings.login_timeout = Duration::from_mins(1);
         settings
     }
 
     pub(crate) fn target(&self) -> Result<SshTarget> {
-        self.target_at(self.port)
-    }
-
-    /// The same host behind another port, a proxy's.
-    pub(crate) fn target_at(&self, port: u16) -> Result<SshTarget> {
-        let output = Command::new("id").arg("-un").output()?;
-        let user = String::from_utf8(output.stdout)?.trim().to_owned();
-        Ok(SshTarget { host: "127.0.0.1".to_owned(), port, user })
+        target_at(self.port)
     }
 
     pub(crate) fn port(&self) -> u16 {
