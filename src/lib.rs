@@ -32,5 +32,7 @@
 
 pub mod model;
 pub mod proto;
+#[cfg(feature = "roleserver")]
+pub mod roleserver;
 #[cfg(feature = "shepherd")]
 pub mod takeover;
