@@ -7,3 +7,5 @@ mod harness;
 mod private_postgres;
 mod test_database;
 mod roleserver;
+mod sshd;
+mod takeover;
