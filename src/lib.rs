@@ -32,3 +32,5 @@
 
 pub mod model;
 pub mod proto;
+#[cfg(feature = "shepherd")]
+pub mod providers;

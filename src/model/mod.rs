@@ -8,3 +8,4 @@
 
 pub mod ids;
 pub mod process;
+pub mod provider_status;
