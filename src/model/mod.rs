@@ -9,3 +9,5 @@
 pub mod ids;
 pub mod process;
 pub mod provider_status;
+pub mod remote_step;
+pub mod shell_words;
