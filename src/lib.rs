@@ -34,3 +34,7 @@ pub mod model;
 pub mod proto;
 #[cfg(feature = "shepherd")]
 pub mod providers;
+#[cfg(feature = "roleserver")]
+pub mod roleserver;
+#[cfg(feature = "shepherd")]
+pub mod simulator;
