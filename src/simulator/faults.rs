@@ -179,16 +179,20 @@ mod tests {
 
     #[test]
     fn mild_never_needs_more_than_a_new_agent_and_never_loses_an_answer() {
-        let struck: HashSet<_> =
-            (0..1000).filter_map(|turn| Profile::Mild.fault(Seed(1), 0, turn)).map(|(_, fault)| fault).collect();
+        let struck: HashSet<_> = (0..1000)
+            .filter_map(|turn| Profile::Mild.fault(Seed(1), 0, turn))
+            .map(|(_, fault)| fault)
+            .collect();
         assert_eq!(struck, HashSet::from([Fault::Kill, Fault::AgentHang]));
         assert!((0..1000).all(|turn| Profile::Mild.api_fault(Seed(1), turn) != Some(ApiFault::After)));
     }
 
     #[test]
     fn harsh_strikes_with_all_it_has() {
-        let struck: HashSet<_> =
-            (0..1000).filter_map(|turn| Profile::Harsh.fault(Seed(1), 0, turn)).map(|(_, fault)| fault).collect();
+        let struck: HashSet<_> = (0..1000)
+            .filter_map(|turn| Profile::Harsh.fault(Seed(1), 0, turn))
+            .map(|(_, fault)| fault)
+            .collect();
         for fault in [Fault::Kill, Fault::Hang, Fault::Dead, Fault::PowerFail, Fault::SshRefuse] {
             assert!(struck.contains(&fault), "{fault:?}");
         }

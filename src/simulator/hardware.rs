@@ -7,7 +7,7 @@ const GIB: u64 = 1 << 30;
 const TB: u64 = 1_000_000_000_000;
 
 /// One kind of server that can be ordered.
-struct Model {
+struct Offer {
     manufacturer: &'static str,
     product: &'static str,
     cpu_vendor: &'static str,
@@ -23,8 +23,8 @@ struct Model {
     driver: &'static str,
 }
 
-const MODELS: [Model; 3] = [
-    Model {
+const MODELS: [Offer; 3] = [
+    Offer {
         manufacturer: "Dell Inc.",
         product: "PowerEdge R6615",
         cpu_vendor: "AuthenticAMD",
@@ -39,7 +39,7 @@ const MODELS: [Model; 3] = [
         speeds_mbps: &[10_000, 25_000],
         driver: "bnxt_en",
     },
-    Model {
+    Offer {
         manufacturer: "Supermicro",
         product: "SYS-121C-TN10R",
         cpu_vendor: "GenuineIntel",
@@ -54,7 +54,7 @@ const MODELS: [Model; 3] = [
         speeds_mbps: &[1_000, 10_000, 25_000],
         driver: "ice",
     },
-    Model {
+    Offer {
         manufacturer: "HPE",
         product: "ProLiant DL20 Gen10 Plus",
         cpu_vendor: "GenuineIntel",
@@ -102,7 +102,7 @@ pub fn report(seed: Seed, index: u32, hostname: &str) -> hardware::HardwareRepor
     }
 }
 
-fn block_device(model: &Model, seed: Seed, index: u32, disk: u32) -> hardware::BlockDevice {
+fn block_device(model: &Offer, seed: Seed, index: u32, disk: u32) -> hardware::BlockDevice {
     let used = seed.below(40, "wear", index, u64::from(disk));
     let mut wwn = vec![0x36, 0x48, 0x41];
     wwn.extend_from_slice(&seed.bytes("wwn", index, u64::from(disk))[..13]);
@@ -124,7 +124,7 @@ fn block_device(model: &Model, seed: Seed, index: u32, disk: u32) -> hardware::B
     }
 }
 
-fn network_interface(model: &Model, seed: Seed, index: u32, port: u32) -> hardware::NetworkInterface {
+fn network_interface(model: &Offer, seed: Seed, index: u32, port: u32) -> hardware::NetworkInterface {
     // Locally administered: no real port has it.
     let mut mac = vec![0x02, 0x53];
     mac.extend_from_slice(&seed.bytes("mac", index, u64::from(port))[..4]);

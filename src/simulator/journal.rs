@@ -95,7 +95,6 @@ impl Journal {
     }
 
     /// Writes the start of a call; the answer writes its end.
-    #[must_use]
     pub fn begin(self: &Arc<Self>, call: Call<'_>) -> OpenCall {
         let Call { channel, what, machine, caller, intent, arguments } = call;
         let number = self.write(|seq| {
@@ -171,8 +170,7 @@ fn next_number(file: &mut File) -> std::io::Result<u64> {
     let last = tail
         .split(|byte| *byte == b'\n')
         .rev()
-        .filter_map(|line| serde_json::from_slice::<Value>(line).ok()?.get("seq")?.as_u64())
-        .next();
+        .find_map(|line| serde_json::from_slice::<Value>(line).ok()?.get("seq")?.as_u64());
     Ok(last.map_or(1, |seq| seq + 1))
 }
 

@@ -28,7 +28,7 @@
 
 pub mod agent;
 pub mod api;
-pub mod enrollment;
+pub mod fault_command;
 pub mod faults;
 pub mod fleet;
 pub mod hardware;

@@ -13,12 +13,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::model::ids::IntentId;
+use crate::roleserver::enrolment::{Enrolment, Settings};
 use crate::simulator::machine::Machine;
 use crate::simulator::seed::Seed;
 
@@ -57,20 +59,14 @@ pub struct Record {
     pub ssh_port: u16,
     /// Digest of every file uploaded to it, by path.
     pub uploads: BTreeMap<String, String>,
-    /// Who it is enrolled with.
-    pub enrollment: Option<Enrollment>,
+    /// Who it is enrolled with, by the rules of the real role server.
+    pub enrolment: Option<Enrolment>,
+    /// Settings its agent falls back to while the newest have not worked yet.
+    pub fallback: Option<Settings>,
+    /// Its agent's key pair, PKCS#8 in hex; none before the first enrolment.
+    pub identity: Option<String>,
     /// Power and reboot intents carried out, oldest first: asked again, they are not repeated.
     pub intents: VecDeque<IntentId>,
-}
-
-/// What enrolment left on a machine's disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Enrollment {
-    /// The last request that was accepted, encoded.
-    pub request: Vec<u8>,
-    /// Highest fence seen in each lane.
-    pub fences: BTreeMap<String, i64>,
 }
 
 /// The state file cannot be used.
@@ -97,7 +93,9 @@ pub enum StateError {
         source: serde_json::Error,
     },
     /// It was made from another seed.
-    #[error("the simulator's state file {path} holds a fleet of seed {found}, not {asked}; give --seed {found}, or another --state")]
+    #[error(
+        "the simulator's state file {path} holds a fleet of seed {found}, not {asked}; give --seed {found}, or another --state"
+    )]
     Seed {
         /// The file.
         path: PathBuf,
@@ -107,7 +105,9 @@ pub enum StateError {
         asked: u64,
     },
     /// Another simulator has it.
-    #[error("the simulator's state file {0} is in use by another simulator; stop that one, or give another --state")]
+    #[error(
+        "the simulator's state file {0} is in use by another simulator; stop that one, or give another --state"
+    )]
     InUse(PathBuf),
 }
 
@@ -131,7 +131,9 @@ impl FleetState {
             intent: None,
             ssh_port: 0,
             uploads: BTreeMap::new(),
-            enrollment: None,
+            enrolment: None,
+            fallback: None,
+            identity: None,
             intents: VecDeque::new(),
         }));
     }
@@ -160,7 +162,14 @@ impl FleetState {
         let text = serde_json::to_vec(self)
             .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
         let temporary = sibling(path, ".new");
-        let mut file = File::create(&temporary).map_err(failed("create a new version of it"))?;
+        // It holds the agents' private keys.
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(&temporary)
+            .map_err(failed("create a new version of it"))?;
         file.write_all(&text).map_err(failed("write a new version of it"))?;
         file.sync_all().map_err(failed("write a new version of it"))?;
         std::fs::rename(&temporary, path).map_err(failed("put a new version of it in place"))?;
@@ -232,8 +241,7 @@ mod tests {
         assert_eq!(FleetState::load(&path).unwrap(), None);
         let mut state = FleetState::new(Seed(3), 2, DateTime::UNIX_EPOCH);
         state.machines[1].intent = Some(IntentId::generate());
-        state.machines[1].enrollment =
-            Some(Enrollment { request: vec![1, 2], fences: BTreeMap::from([("access".into(), 7)]) });
+        state.machines[1].identity = Some("30".into());
         state.save(&path).unwrap();
         assert_eq!(FleetState::load(&path).unwrap(), Some(state.clone()));
         state.grow(4, DateTime::UNIX_EPOCH);
