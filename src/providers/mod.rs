@@ -13,4 +13,10 @@
 //! what was asked of it is recorded by the caller, under an intent id, before
 //! the call.
 
+pub mod http;
 pub mod provider;
+pub mod simulated;
+pub mod static_commands;
+pub mod static_list;
+pub mod static_provider;
+pub mod static_source;

@@ -12,7 +12,9 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use prost::Message as _;
@@ -23,9 +25,10 @@ use russh::keys::{Algorithm, PrivateKey};
 use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
 use russh::{Channel, ChannelId, MethodKind, MethodSet};
 use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::model::remote_step::{
     ENROLL_BEGIN, PROBE_BEGIN, RemoteStep, UPLOAD_BEGIN, probe_key, upload_status,
@@ -106,6 +109,8 @@ pub(crate) async fn serve(
                     key: String::new(),
                     running: HashMap::new(),
                 };
+                let cut = Box::pin(stop.clone().cancelled_owned());
+                let stream = Cuttable { stream, cut };
                 connections.spawn(converse(Arc::clone(config), stream, connection, call));
             }
             // A hanging machine's kernel completes the handshake of TCP, and that is all.
@@ -131,9 +136,9 @@ fn config(key: PrivateKey) -> Config {
     }
 }
 
-async fn converse(config: Arc<Config>, stream: TcpStream, connection: Connection, call: OpenCall) {
+async fn converse(config: Arc<Config>, stream: Cuttable, connection: Connection, call: OpenCall) {
     let outcome = match russh::server::run_stream(config, stream, connection).await {
-        Ok(session) => AbortOnDrop(session).await,
+        Ok(session) => session.await,
         Err(error) => Err(error),
     };
     match outcome {
@@ -142,29 +147,41 @@ async fn converse(config: Arc<Config>, stream: TcpStream, connection: Connection
     }
 }
 
-/// A session runs in a task of russh's own. When the machine goes down the waiting for it is
-/// dropped, and the peer must see the end of the connection then.
-struct AbortOnDrop(russh::server::RunningSession<Connection>);
+/// A connection that ends when its machine goes down. russh runs a session in a task of its own that
+/// cannot be aborted from here; the end of its input ends it, and with it the connection.
+struct Cuttable {
+    stream: TcpStream,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+}
 
-impl Future for AbortOnDrop {
-    type Output = Result<(), russh::Error>;
-
-    fn poll(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Self::Output> {
-        std::pin::Pin::new(&mut self.0).poll(context)
+impl AsyncRead for Cuttable {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if self.cut.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(std::io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        let handle = self.0.handle();
-        tokio::spawn(async move {
-            let _ = handle
-                .disconnect(russh::Disconnect::ByApplication, "going down".to_owned(), String::new())
-                .await;
-        });
+impl AsyncWrite for Cuttable {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
