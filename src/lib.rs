@@ -38,3 +38,4 @@ pub mod providers;
 pub mod roleserver;
 #[cfg(feature = "shepherd")]
 pub mod simulator;
+pub mod takeover;

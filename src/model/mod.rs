@@ -6,8 +6,18 @@
 //! the shape `fn(facts, policy, now) -> plan`, so that a test can table-drive
 //! it, a person can print it, and a loop can execute it.
 
+pub mod backoff;
+pub mod brake;
+pub mod disturb;
+pub mod facts;
+pub mod host_key;
 pub mod ids;
+pub mod phase;
+pub mod policy;
 pub mod process;
 pub mod provider_status;
+pub mod recovery;
 pub mod remote_step;
+pub mod schedule;
 pub mod shell_words;
+pub mod time;

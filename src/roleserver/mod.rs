@@ -29,9 +29,15 @@
 pub mod agent;
 pub mod backoff;
 pub mod clock;
+pub mod commands;
 pub mod connection;
 pub mod conversation;
 pub mod endpoint;
 pub mod enrolment;
+pub mod hardware;
 pub mod identity;
+pub mod running;
+pub mod state_directory;
+pub mod supervise;
+pub mod supervision;
 pub mod trust;

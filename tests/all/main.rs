@@ -1,3 +1,6 @@
-//! The integration tests.
+//! The integration tests: one binary, because each further one is linked against everything, and a
+//! module per capability.
 
-fn main() {}
+mod roleserver;
+mod sshd;
+mod takeover;

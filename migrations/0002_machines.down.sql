@@ -1,0 +1,15 @@
+DROP TABLE work_postponed;
+DROP TABLE work_backoff;
+DROP TABLE machine_ssh_host_key;
+DROP TABLE machine_retirement;
+DROP TABLE machine_recovery;
+DROP TABLE machine_needs_human;
+DROP TABLE machine_quarantine;
+DROP TABLE machine_hold;
+DROP TABLE machine_os_installation_report;
+DROP TABLE machine_os_installation_request;
+DROP TABLE machine_hardware_report;
+DROP TABLE machine_agent_heartbeat;
+DROP TABLE machine_agent_started;
+DROP TABLE machine_provided;
+DROP TABLE machine;

@@ -1,0 +1,189 @@
+//! May this machine be disturbed now? The one question that every step asks
+//! that whoever uses the machine may notice.
+//!
+//! The answer is no when a person said so, when the machine has just proved
+//! that it lives, when a brake suspects ourselves, or when as many machines as
+//! may be were disturbed already. A no always says why and when to ask again.
+
+use crate::model::facts::{HoldScope, MachineFacts};
+use crate::model::policy::{Disturbance, Policy};
+use crate::model::time::{Span, Timestamp, after};
+
+/// What the fleet is going through, as far as the question needs it.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Circumstances {
+    /// Disturbances of the kind in question that began within its budget's window.
+    pub begun_in_window: u32,
+    /// When the oldest of them began.
+    pub oldest_in_window: Option<Timestamp>,
+    /// Why recovery is held for this machine's provider, or for all, if it is.
+    pub brake: Option<String>,
+}
+
+/// A no.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why, as a sentence.
+    pub reason: String,
+    /// When asking again makes sense.
+    pub ask_again: Timestamp,
+}
+
+/// How long a brake is believed before it is asked again.
+const BRAKE_PAUSE: Span = Span::seconds(15);
+/// How long a stop without an end is believed before it is asked again.
+const STOP_PAUSE: Span = Span::minutes(5);
+
+/// Whether `step` may be taken on the machine at `now`.
+///
+/// `decided_on` is when the facts were read that led to the step: a heartbeat after it means that
+/// they no longer hold.
+pub fn may_disturb(
+    facts: &MachineFacts,
+    step: Disturbance,
+    circumstances: &Circumstances,
+    policy: &Policy,
+    decided_on: Timestamp,
+    now: Timestamp,
+) -> Result<(), Refusal> {
+    let refuse = |reason: String, ask_again| Err(Refusal { reason, ask_again });
+    if facts.retirement.is_some() {
+        return refuse("it is being retired".into(), after(now, STOP_PAUSE.0));
+    }
+    if let Some(quarantine) = &facts.quarantine {
+        return refuse(format!("it is quarantined: {}", quarantine.reason), after(now, STOP_PAUSE.0));
+    }
+    if let Some(hold) = facts.hold.as_ref().filter(|hold| hold.holds_at(now)) {
+        let covered = match hold.scope {
+            HoldScope::Everything | HoldScope::Recovery => true,
+            HoldScope::Power => step.reboots(),
+        };
+        if covered {
+            let until = hold.until.unwrap_or_else(|| after(now, STOP_PAUSE.0));
+            return refuse(format!("{} holds it: {}", hold.by, hold.reason), until);
+        }
+    }
+    if let Some(heartbeat) = &facts.heartbeat
+        && heartbeat.at > decided_on
+    {
+        return refuse("it reported a moment ago".into(), now);
+    }
+    // A ladder under way goes on: its machine is known to be in trouble, and stopping half-way up
+    // would leave it without an agent.
+    if facts.recovery.as_ref().is_none_or(|recovery| recovery.acted.is_none())
+        && let Some(brake) = &circumstances.brake
+    {
+        return refuse(brake.clone(), after(now, BRAKE_PAUSE.0));
+    }
+    if let Some(budget) = policy.budgets.get(&step)
+        && circumstances.begun_in_window >= budget.count
+    {
+        let free = circumstances.oldest_in_window.map_or(now, |oldest| after(oldest, budget.window.0));
+        return refuse(
+            format!(
+                "the budget to {} is used up ({} in {})",
+                step.phrase(),
+                circumstances.begun_in_window,
+                budget.window
+            ),
+            free.max(after(now, std::time::Duration::from_secs(1))),
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::facts::{Acted, Heartbeat, Hold, Quarantine, Recovery};
+    use crate::model::ids::MachineId;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
+    }
+
+    fn machine() -> MachineFacts {
+        MachineFacts::unknown(MachineId::generate(), at(0))
+    }
+
+    fn ask(facts: &MachineFacts, step: Disturbance, circumstances: &Circumstances) -> Option<(String, i64)> {
+        may_disturb(facts, step, circumstances, &Policy::default(), at(50), at(100))
+            .err()
+            .map(|refusal| (refusal.reason, (refusal.ask_again - at(0)).num_seconds()))
+    }
+
+    #[test]
+    fn silent_machine_in_quiet_times_may_be_disturbed() {
+        for step in Disturbance::ALL {
+            assert_eq!(ask(&machine(), step, &Circumstances::default()), None);
+        }
+    }
+
+    #[test]
+    fn hold_covers_what_its_scope_says() {
+        let mut facts = machine();
+        let covered = |facts: &MachineFacts, step| ask(facts, step, &Circumstances::default()).is_some();
+        for (scope, restart, reboot) in [
+            (HoldScope::Everything, true, true),
+            (HoldScope::Recovery, true, true),
+            (HoldScope::Power, false, true),
+        ] {
+            facts.hold = Some(Hold { scope, reason: "x".into(), by: "kim".into(), until: Some(at(200)) });
+            assert_eq!(covered(&facts, Disturbance::RestartAgent), restart, "{scope:?}");
+            assert_eq!(covered(&facts, Disturbance::Reboot), reboot, "{scope:?}");
+            assert_eq!(covered(&facts, Disturbance::PowerCycle), reboot, "{scope:?}");
+            facts.hold.as_mut().unwrap().until = Some(at(99));
+            assert!(!covered(&facts, Disturbance::Reboot), "an expired hold holds nothing");
+        }
+    }
+
+    #[test]
+    fn quarantined_machine_is_left_alone() {
+        let mut facts = machine();
+        facts.quarantine = Some(Quarantine { since: at(0), reason: "gone from the list".into() });
+        assert!(ask(&facts, Disturbance::RestartAgent, &Circumstances::default()).is_some());
+    }
+
+    #[test]
+    fn heartbeat_since_the_decision_forbids_the_step() {
+        let mut facts = machine();
+        let beat = |seconds| {
+            Some(Heartbeat { at: at(seconds), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 })
+        };
+        facts.heartbeat = beat(50);
+        assert_eq!(ask(&facts, Disturbance::Reboot, &Circumstances::default()), None);
+        facts.heartbeat = beat(51);
+        assert!(ask(&facts, Disturbance::Reboot, &Circumstances::default()).is_some());
+    }
+
+    #[test]
+    fn brake_holds_new_ladders_and_lets_old_ones_go_on() {
+        let mut facts = machine();
+        let braked = Circumstances { brake: Some("40 of 50 fell silent".into()), ..Default::default() };
+        assert_eq!(ask(&facts, Disturbance::RestartAgent, &braked).unwrap().1, 115);
+        facts.recovery = Some(Recovery {
+            started_at: at(10),
+            rung: 0,
+            acted: Some(Acted {
+                step: Disturbance::RestartAgent,
+                at: at(10),
+                deadline: at(20),
+                boot_id_before: None,
+            }),
+            tries: 1,
+            next_at: at(20),
+            note: String::new(),
+        });
+        assert_eq!(ask(&facts, Disturbance::Reboot, &braked), None);
+    }
+
+    #[test]
+    fn budget_frees_when_its_oldest_use_leaves_the_window() {
+        let used =
+            |count| Circumstances { begun_in_window: count, oldest_in_window: Some(at(-300)), brake: None };
+        assert_eq!(ask(&machine(), Disturbance::Reboot, &used(19)), None);
+        let (reason, again) = ask(&machine(), Disturbance::Reboot, &used(20)).unwrap();
+        assert_eq!(again, 300);
+        assert_eq!(reason, "the budget to reboot the machine is used up (20 in 10m)");
+    }
+}
