@@ -32,6 +32,8 @@
 
 #[cfg(feature = "bmdb")]
 pub mod bmdb;
+#[cfg(feature = "shepherd")]
+pub mod manager;
 pub mod model;
 pub mod proto;
 #[cfg(feature = "shepherd")]
