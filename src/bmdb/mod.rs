@@ -32,6 +32,7 @@ pub mod host_key;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
+pub mod live;
 pub mod policy;
 pub mod postgres_programs;
 pub mod private_postgres;
