@@ -30,7 +30,7 @@ static KEEPER: LazyLock<Result<mpsc::Sender<Request>, String>> = LazyLock::new(s
 
 enum Request {
     Create { name: String, answer: oneshot::Sender<anyhow::Result<Urls>> },
-    Drop { name: String },
+    Drop { name: String, answer: mpsc::Sender<anyhow::Result<Vec<String>>> },
 }
 
 struct Urls {
@@ -97,11 +97,14 @@ impl TestDatabase {
 }
 
 impl Drop for TestDatabase {
+    /// Fails the test when something it ran sent a statement that the mode does without.
     fn drop(&mut self) {
-        if let Ok(keeper) = keeper() {
-            // The keeper is gone only when the process ends, and the server with it.
-            let _ = keeper.send(Request::Drop { name: self.name.clone() });
-        }
+        let (answer, answered) = mpsc::channel();
+        let sent = keeper().map(|keeper| keeper.send(Request::Drop { name: self.name.clone(), answer }));
+        let statements = sent.and_then(|_| answered.recv()?);
+        let forbidden = statements.map(|statements| self.mode.forbidden(statements));
+        let proved = forbidden.as_ref().is_ok_and(Vec::is_empty);
+        assert!(proved || thread::panicking(), "the mode {:?} is not kept: {forbidden:#?}", self.mode);
     }
 }
 
@@ -146,7 +149,9 @@ async fn serve(postgres: &PrivatePostgres, request: Request) {
             // Nobody listens when the test was given up meanwhile; the server's end tidies up.
             let _ = answer.send(urls);
         }
-        Request::Drop { name } => {
+        Request::Drop { name, answer } => {
+            // Somebody listens, unless the process is ending.
+            let _ = answer.send(sent_statements(postgres, &name).await);
             let statement = format!("DROP DATABASE \"{name}\" WITH (FORCE)");
             if let Err(error) = administer(postgres, statement).await {
                 tracing::warn!(name, "a test database was not dropped: {error:#}");
@@ -187,6 +192,24 @@ async fn migrate(connection: &mut PgConnection) -> anyhow::Result<()> {
         Migrator::new(folder).await?.run(connection).await?;
     }
     Ok(())
+}
+
+/// Every statement that a database was sent, which the server then forgets: it counts 5,000 in all.
+async fn sent_statements(postgres: &PrivatePostgres, name: &str) -> anyhow::Result<Vec<String>> {
+    let options: PgConnectOptions = postgres.url("postgres").parse()?;
+    let mut connection = options.connect().await?;
+    let statements = sqlx::query_scalar(
+        "SELECT s.query FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1",
+    )
+    .bind(name)
+    .fetch_all(&mut connection)
+    .await?;
+    sqlx::query("SELECT pg_stat_statements_reset(0, oid, 0) FROM pg_database WHERE datname = $1")
+        .bind(name)
+        .execute(&mut connection)
+        .await?;
+    connection.close().await?;
+    Ok(statements)
 }
 
 async fn administer(postgres: &PrivatePostgres, statement: String) -> anyhow::Result<()> {
