@@ -14,12 +14,15 @@ async fn the_address_carries_the_mode_and_the_clock() -> anyhow::Result<()> {
     let database = TestDatabase::create("the_mode").await?;
     let options: PgConnectOptions = database.url().parse()?;
     let mut connection = options.connect().await?;
+    let bmdb = database.bmdb().await?;
     for (setting, expected) in [
         ("SHOW default_transaction_isolation", database.mode().isolation()),
         ("SHOW search_path", "shim, public, pg_catalog"),
     ] {
         let value: String = sqlx::query_scalar(setting).fetch_one(&mut connection).await?;
         assert_eq!(value.replace(',', ", ").replace("  ", " "), expected);
+        let value: String = sqlx::query_scalar(setting).fetch_one(bmdb.pool()).await?;
+        assert_eq!(value, expected);
     }
     Ok(())
 }

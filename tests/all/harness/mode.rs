@@ -8,6 +8,7 @@ use std::env;
 use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
+use shepherd::bmdb::connection::Dialect;
 
 /// One way to use the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,15 @@ impl Mode {
             Ok(name) => name.parse().context("SHEPHERD_TEST_MODE"),
             Err(env::VarError::NotPresent) => Ok(Self::SkipLocked),
             Err(error) => Err(error).context("SHEPHERD_TEST_MODE"),
+        }
+    }
+
+    /// The same, as the BMDB is told.
+    pub(crate) fn dialect(self) -> Dialect {
+        match self {
+            Self::SkipLocked => Dialect::POSTGRES,
+            Self::Waiting => Dialect::WAITING,
+            Self::Serializable => Dialect::SERIALIZABLE,
         }
     }
 

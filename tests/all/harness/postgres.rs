@@ -8,16 +8,15 @@
 //! wants nobody connected to a template while it is copied, and each test has an async runtime that
 //! ends with it, so no connection can be shared between tests.
 
-use std::path::Path;
 use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
 use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
-use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool};
 use tokio::sync::oneshot;
 
 use crate::harness::mode::Mode;
@@ -72,6 +71,16 @@ impl TestDatabase {
     /// The address of the server's maintenance database, for tests that look at the server.
     pub(crate) fn server_url(&self) -> &str {
         &self.server
+    }
+
+    /// The BMDB as a program has it, with the policy read.
+    pub(crate) async fn bmdb(&self) -> anyhow::Result<Bmdb> {
+        let mut settings = ConnectionSettings::from_url(&self.url, "shepherd tests")?;
+        settings.dialect = self.mode.dialect();
+        settings.search_path = Some("shim, public, pg_catalog".to_owned());
+        let bmdb = Bmdb::connect(settings).await?;
+        bmdb.read_policy().await?;
+        Ok(bmdb)
     }
 
     /// A pool for a test's own looking and preparing. It ends with the test's runtime.
@@ -169,12 +178,13 @@ async fn prepare() -> anyhow::Result<PrivatePostgres> {
     postgres.create_database(TEMPLATE).await?;
     // `public` first, so that tables are made there; what the migrations bind for good (defaults,
     // views) then still finds the test clock before PostgreSQL's own.
-    let url = format!("{}&options=-c%20search_path=public,shim,pg_catalog", postgres.url(TEMPLATE));
-    let options: PgConnectOptions = url.parse()?;
-    let mut connection = options.connect().await?;
-    sqlx::raw_sql(include_str!("shim.sql")).execute(&mut connection).await.context("shim.sql")?;
-    migrate(&mut connection).await?;
-    connection.close().await?;
+    let mut settings = ConnectionSettings::from_url(&postgres.url(TEMPLATE), "shepherd tests")?;
+    settings.search_path = Some("public, shim, pg_catalog".to_owned());
+    let template = Bmdb::connect(settings).await?;
+    sqlx::raw_sql(include_str!("shim.sql")).execute(template.pool()).await.context("shim.sql")?;
+    template.migrate().await?;
+    // Nobody may be connected to a database that is copied.
+    template.close().await;
     Ok(postgres)
 }
 
@@ -184,14 +194,6 @@ fn server_connections() -> u16 {
     let told = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse::<usize>().ok());
     let at_once = told.or_else(|| thread::available_parallelism().ok().map(Into::into)).unwrap_or(4);
     u16::try_from((at_once + 2) * CONNECTIONS_PER_TEST).unwrap_or(u16::MAX).min(5000)
-}
-
-async fn migrate(connection: &mut PgConnection) -> anyhow::Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
-    if folder.exists() {
-        Migrator::new(folder).await?.run(connection).await?;
-    }
-    Ok(())
 }
 
 /// Every statement that a database was sent, which the server then forgets: it counts 5,000 in all.
