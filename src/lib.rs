@@ -34,3 +34,10 @@
 pub mod bmdb;
 pub mod model;
 pub mod proto;
+#[cfg(feature = "shepherd")]
+pub mod providers;
+#[cfg(feature = "roleserver")]
+pub mod roleserver;
+#[cfg(feature = "shepherd")]
+pub mod simulator;
+pub mod takeover;

@@ -182,7 +182,11 @@ const WHAT: &str = "changing a fact";
 
 /// Writes one change. The caller holds the machine's due rows.
 #[expect(clippy::too_many_lines, reason = "one arm a fact; each is a single statement")]
-pub(crate) async fn apply(tx: &mut PgConnection, machine: MachineId, change: &FactChange) -> Result<(), BmdbError> {
+pub(crate) async fn apply(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    change: &FactChange,
+) -> Result<(), BmdbError> {
     let id = machine.0;
     match change {
         FactChange::Provided { provider, provider_id, details } => {
@@ -344,7 +348,11 @@ pub(crate) async fn apply(tx: &mut PgConnection, machine: MachineId, change: &Fa
     Ok(())
 }
 
-async fn set_recovery(tx: &mut PgConnection, machine: MachineId, recovery: &Recovery) -> Result<(), BmdbError> {
+async fn set_recovery(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    recovery: &Recovery,
+) -> Result<(), BmdbError> {
     let acted = recovery.acted.as_ref();
     sqlx::query_file!(
         "sql/change/recovery_set.sql",

@@ -127,10 +127,13 @@ impl Claimer {
         let mut work = Vec::new();
         let mut taken = Vec::new();
         for row in rows {
-            let (Some(machine), Some(session), Some(fence)) = (row.machine_id, row.session_id, row.fence) else {
+            let (Some(machine), Some(session), Some(fence)) = (row.machine_id, row.session_id, row.fence)
+            else {
                 continue;
             };
-            let Some(session) = idle.iter().find(|candidate| candidate.id() == SessionId(session)) else { continue };
+            let Some(session) = idle.iter().find(|candidate| candidate.id() == SessionId(session)) else {
+                continue;
+            };
             work.push(Work::take(&self.sessions, session, MachineId(machine), self.process, fence));
             if let (Some(provider), Some(priority), Some(bucket), Some(ready_at)) =
                 (row.provider, row.priority, row.bucket, row.ready_at)
@@ -226,11 +229,13 @@ impl Claimer {
             .statement("re-arming timers", move |pool| {
                 Box::pin(async move {
                     if skip_locked {
-                        let row = sqlx::query_file!("sql/claim/rearm_timers.sql", rules).fetch_one(pool).await?;
+                        let row =
+                            sqlx::query_file!("sql/claim/rearm_timers.sql", rules).fetch_one(pool).await?;
                         Ok((row.moved, row.fired))
                     } else {
-                        let row =
-                            sqlx::query_file!("sql/claim/rearm_timers_waiting.sql", rules).fetch_one(pool).await?;
+                        let row = sqlx::query_file!("sql/claim/rearm_timers_waiting.sql", rules)
+                            .fetch_one(pool)
+                            .await?;
                         Ok((row.moved, row.fired))
                     }
                 })
@@ -257,7 +262,10 @@ struct ClaimRow {
     candidates: i64,
     sessions: i64,
     machine_id: Option<Uuid>,
-    #[expect(dead_code, reason = "the lane follows from the process; kept so that both statements have one row")]
+    #[expect(
+        dead_code,
+        reason = "the lane follows from the process; kept so that both statements have one row"
+    )]
     lane: Option<String>,
     fence: Option<i64>,
     session_id: Option<Uuid>,

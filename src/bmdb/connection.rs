@@ -228,7 +228,8 @@ impl Bmdb {
         let pool = self.inner.pool.clone();
         in_a_task(what, async move {
             for attempt in 0..TRIES {
-                let mut transaction = pool.begin().await.map_err(|source| BmdbError::Statement { what, source })?;
+                let mut transaction =
+                    pool.begin().await.map_err(|source| BmdbError::Statement { what, source })?;
                 let (error, committing) = match body(&mut transaction).await {
                     Ok(value) => match transaction.commit().await {
                         Ok(()) => return Ok(value),

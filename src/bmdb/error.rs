@@ -98,10 +98,15 @@ impl BmdbError {
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::UnknownOutcome(_) | Self::Conflict { .. } | Self::Task { .. } => true,
+            Self::Unreachable { .. }
+            | Self::UnknownOutcome(_)
+            | Self::Conflict { .. }
+            | Self::Task { .. } => true,
             Self::Statement { source, .. } => !matches!(
                 source,
-                sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnNotFound(_) | sqlx::Error::TypeNotFound { .. }
+                sqlx::Error::ColumnDecode { .. }
+                    | sqlx::Error::ColumnNotFound(_)
+                    | sqlx::Error::TypeNotFound { .. }
             ),
             _ => false,
         }

@@ -15,8 +15,8 @@ use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::model::backoff::BackoffFact;
 use crate::model::facts::{
-    Acted, AgentStarted, Heartbeat, Hold, HoldScope, InstallationReport, InstallationRequest, MachineFacts, NeedsHuman,
-    Postponement, Provided, Quarantine, Recovery, Retirement,
+    Acted, AgentStarted, Heartbeat, Hold, HoldScope, InstallationReport, InstallationRequest, MachineFacts,
+    NeedsHuman, Postponement, Provided, Quarantine, Recovery, Retirement,
 };
 use crate::model::ids::MachineId;
 use crate::model::policy::Disturbance;
@@ -159,7 +159,8 @@ impl FactsRow {
             incarnation: self.heartbeat_incarnation.clone().unwrap_or_default(),
             sequence: self.heartbeat_sequence.unwrap_or_default(),
         });
-        facts.installation_request = self.request_generation.map(|generation| InstallationRequest { generation });
+        facts.installation_request =
+            self.request_generation.map(|generation| InstallationRequest { generation });
         facts.installation_report = self
             .report_generation
             .zip(self.report_succeeded)
@@ -192,11 +193,9 @@ impl FactsRow {
 
     fn provided(&self) -> Result<Option<Provided>, BmdbError> {
         let Some((provider, at)) = self.provider.clone().zip(self.provided_at) else { return Ok(None) };
-        let ssh_port = self
-            .ssh_port
-            .map(u16::try_from)
-            .transpose()
-            .map_err(|_| BmdbError::Corrupt(format!("SSH port {:?} of {}", self.ssh_port, self.machine_id)))?;
+        let ssh_port = self.ssh_port.map(u16::try_from).transpose().map_err(|_| {
+            BmdbError::Corrupt(format!("SSH port {:?} of {}", self.ssh_port, self.machine_id))
+        })?;
         Ok(Some(Provided {
             provider,
             provider_id: self.provider_id.clone().unwrap_or_default(),
@@ -227,7 +226,8 @@ impl FactsRow {
             _ => None,
         };
         let count = |value: Option<i64>| {
-            u32::try_from(value.unwrap_or_default()).map_err(|_| corrupt("a negative count in the ladder".into()))
+            u32::try_from(value.unwrap_or_default())
+                .map_err(|_| corrupt("a negative count in the ladder".into()))
         };
         Ok(Some(Recovery {
             started_at,

@@ -86,7 +86,10 @@ impl Work {
                             step: step.step,
                             at: now,
                             deadline: after(now, step.deadline.0),
-                            boot_id_before: facts.heartbeat.as_ref().map(|heartbeat| heartbeat.boot_id.clone()),
+                            boot_id_before: facts
+                                .heartbeat
+                                .as_ref()
+                                .map(|heartbeat| heartbeat.boot_id.clone()),
                         }),
                         tries: step.attempt,
                         next_at: now,
@@ -117,7 +120,10 @@ impl Work {
 
 async fn circumstances(tx: &mut PgConnection, step: &Step, window: Span) -> Result<Circumstances, BmdbError> {
     let what = "counting a budget";
-    sqlx::query_file!("sql/intent/lock_budget.sql", step.step.as_str()).fetch_optional(&mut *tx).await.doing(what)?;
+    sqlx::query_file!("sql/intent/lock_budget.sql", step.step.as_str())
+        .fetch_optional(&mut *tx)
+        .await
+        .doing(what)?;
     let window = i64::try_from(window.0.as_millis()).unwrap_or(i64::MAX);
     #[expect(clippy::cast_precision_loss, reason = "a window in milliseconds is far below 2^52")]
     let used = sqlx::query_file!("sql/intent/used.sql", step.step.as_str(), window as f64)
@@ -179,7 +185,11 @@ impl Bmdb {
             .doing("reading open intents")?;
         Ok(rows
             .into_iter()
-            .map(|row| OpenCreation { intent: IntentId(row.intent_id), detail: row.detail, begun_at: row.begun_at })
+            .map(|row| OpenCreation {
+                intent: IntentId(row.intent_id),
+                detail: row.detail,
+                begun_at: row.begun_at,
+            })
             .collect())
     }
 

@@ -115,7 +115,10 @@ async fn renew(sessions: &Sessions, open: &[Session]) -> Result<(), BmdbError> {
     let ids: Vec<Uuid> = open.iter().map(|session| session.id().0).collect();
     let sent_at = boot_time();
     let renewed: HashSet<Uuid> = if bmdb.dialect().skip_locked {
-        sqlx::query_file_scalar!("sql/session/renew.sql", &ids).fetch_all(&mut *connection).await.doing(what)?
+        sqlx::query_file_scalar!("sql/session/renew.sql", &ids)
+            .fetch_all(&mut *connection)
+            .await
+            .doing(what)?
     } else {
         // Without SKIP LOCKED one locked row would hold up the others: each is tried alone.
         Vec::new()
@@ -156,7 +159,10 @@ async fn compare(sessions: &Sessions) -> Result<(), BmdbError> {
         match live {
             Some(live) if live.fence == row.fence => {
                 if row.due_process.as_deref() != Some(row.process.as_str()) {
-                    live.stop(&format!("the machine is not due for {} any more: {}", row.process, row.reason));
+                    live.stop(&format!(
+                        "the machine is not due for {} any more: {}",
+                        row.process, row.reason
+                    ));
                 }
             }
             // It may have been finished between our query and this line, or be a claim whose
@@ -194,7 +200,9 @@ fn held(open: &[Session]) -> HashSet<(SessionId, MachineId, Lane, i64)> {
     open.iter()
         .flat_map(|session| {
             let live = lock(&session.state.live);
-            live.iter().map(|((machine, lane), work)| (session.id(), *machine, *lane, work.fence)).collect::<Vec<_>>()
+            live.iter()
+                .map(|((machine, lane), work)| (session.id(), *machine, *lane, work.fence))
+                .collect::<Vec<_>>()
         })
         .collect()
 }

@@ -39,7 +39,9 @@ impl Bmdb {
             .statement("taking a named lease", move |pool| {
                 let (kind, name) = key.clone();
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/lease/take.sql", id.0, kind, name).fetch_optional(pool).await
+                    sqlx::query_file_scalar!("sql/lease/take.sql", id.0, kind, name)
+                        .fetch_optional(pool)
+                        .await
                 })
             })
             .await?;

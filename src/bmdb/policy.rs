@@ -26,7 +26,10 @@ impl Bmdb {
 
     /// Reads the policy, remembers it, and returns its version.
     pub async fn read_policy(&self) -> Result<i64, BmdbError> {
-        let row = sqlx::query_file!("sql/policy/read.sql").fetch_one(self.pool()).await.doing("reading the policy")?;
+        let row = sqlx::query_file!("sql/policy/read.sql")
+            .fetch_one(self.pool())
+            .await
+            .doing("reading the policy")?;
         self.remember_policy(row.version, parse(row.document)?);
         Ok(row.version)
     }
@@ -97,7 +100,8 @@ pub(crate) async fn policy_of_version(
 }
 
 fn document(policy: &Policy) -> Result<serde_json::Value, BmdbError> {
-    serde_json::to_value(policy).map_err(|error| BmdbError::Corrupt(format!("a policy that is no JSON: {error}")))
+    serde_json::to_value(policy)
+        .map_err(|error| BmdbError::Corrupt(format!("a policy that is no JSON: {error}")))
 }
 
 fn parse(document: serde_json::Value) -> Result<Policy, BmdbError> {

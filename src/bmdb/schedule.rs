@@ -98,8 +98,7 @@ pub(crate) async fn reschedule(
 ) -> Result<Rescheduled, BmdbError> {
     let snapshot = read(tx, machine).await?;
     let policy = policy_of_version(bmdb, tx, snapshot.policy_version).await?;
-    let mut result =
-        Rescheduled { snapshot, phase_change: None, armed_now: Vec::new(), drifted: Vec::new() };
+    let mut result = Rescheduled { snapshot, phase_change: None, armed_now: Vec::new(), drifted: Vec::new() };
     for row in rows {
         let plan = plan_row(row, &result.snapshot, &policy);
         let Some(plan) = plan else { continue };
@@ -117,7 +116,13 @@ pub(crate) async fn reschedule(
         write(tx, machine, row.lane, &plan, &result.snapshot).await?;
     }
     if let Some((before, after)) = &result.phase_change {
-        tell(tx, machine, after.as_str(), &format!("was {before}: {}", phase_reason(&result.snapshot, &policy))).await?;
+        tell(
+            tx,
+            machine,
+            after.as_str(),
+            &format!("was {before}: {}", phase_reason(&result.snapshot, &policy)),
+        )
+        .await?;
     }
     if bmdb.dialect().notify {
         for process in &result.armed_now {
@@ -171,7 +176,13 @@ fn drift_of(row: &DueRow, due: &Due, policy_version: i64) -> bool {
 }
 
 /// Whether the schedule of a machine read without locks differs from what its facts demand.
-pub(crate) fn differs(facts: &MachineFacts, row: &DueRow, policy: &Policy, policy_version: i64, now: Timestamp) -> bool {
+pub(crate) fn differs(
+    facts: &MachineFacts,
+    row: &DueRow,
+    policy: &Policy,
+    policy_version: i64,
+    now: Timestamp,
+) -> bool {
     let snapshot = Snapshot { facts: facts.clone(), now, policy_version };
     plan_row(row, &snapshot, policy).is_some_and(|plan| {
         // A timer that lags behind heartbeats says all it must.

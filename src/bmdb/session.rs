@@ -170,9 +170,16 @@ impl Sessions {
             .statement("starting a session", move |pool| {
                 let (component, runtime_info) = (component.clone(), runtime_info.clone());
                 Box::pin(async move {
-                    sqlx::query_file!("sql/session/start.sql", id.0, process.0, component, runtime_info, interval)
-                        .execute(pool)
-                        .await
+                    sqlx::query_file!(
+                        "sql/session/start.sql",
+                        id.0,
+                        process.0,
+                        component,
+                        runtime_info,
+                        interval
+                    )
+                    .execute(pool)
+                    .await
                 })
             })
             .await?;

@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use sqlx::migrate::Migrator;
 use sqlx::Executor;
+use sqlx::migrate::Migrator;
 
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
@@ -52,8 +52,14 @@ impl Bmdb {
                 Ok(_) | Err(sqlx::Error::Database(_)) if attempt < 1200 => {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                Ok(_) => return Err(BmdbError::Migrate("another shepherd has been migrating for two minutes".into())),
-                Err(error) => return Err(BmdbError::Statement { what: "taking the migration lock", source: error }),
+                Ok(_) => {
+                    return Err(BmdbError::Migrate(
+                        "another shepherd has been migrating for two minutes".into(),
+                    ));
+                }
+                Err(error) => {
+                    return Err(BmdbError::Statement { what: "taking the migration lock", source: error });
+                }
             }
         }
         let result = self.migrate_locked().await;

@@ -42,9 +42,9 @@ impl Bmdb {
         let (version, policy) = self.policy();
         for snapshot in snapshots {
             let machine = snapshot.facts.machine;
-            let wrong = rows
-                .get(&machine)
-                .is_none_or(|rows| rows.iter().any(|row| differs(&snapshot.facts, row, &policy, version, snapshot.now)));
+            let wrong = rows.get(&machine).is_none_or(|rows| {
+                rows.iter().any(|row| differs(&snapshot.facts, row, &policy, version, snapshot.now))
+            });
             if !wrong {
                 continue;
             }

@@ -192,7 +192,8 @@ impl Work {
         let lease = self.lease();
         let because = because.into();
         let result =
-            cancel_in_database(self.bmdb(), lease.session, self.machine, lease.lane, lease.fence, &because).await;
+            cancel_in_database(self.bmdb(), lease.session, self.machine, lease.lane, lease.fence, &because)
+                .await;
         // On an error Drop hands it to the canceller, which tries until the session is over.
         if result.is_ok() {
             self.forget();
@@ -212,13 +213,14 @@ impl Work {
     async fn end(mut self, ending: Ending) -> Result<(), BmdbError> {
         let mut pause = Duration::from_millis(20);
         loop {
-            let error = match end_in_database(self.bmdb(), self.lease(), self.machine, self.process, &ending).await {
-                Ok(()) => {
-                    self.forget();
-                    return Ok(());
-                }
-                Err(error) => error,
-            };
+            let error =
+                match end_in_database(self.bmdb(), self.lease(), self.machine, self.process, &ending).await {
+                    Ok(()) => {
+                        self.forget();
+                        return Ok(());
+                    }
+                    Err(error) => error,
+                };
             match error {
                 // Nothing was written, or it was and the answer is lost: history knows.
                 BmdbError::LeaseLost | BmdbError::SessionOver | BmdbError::UnknownOutcome(_) => {}
@@ -318,7 +320,8 @@ async fn end_in_database(
                     let policy = bmdb.policy().1;
                     let backoff = backoff.unwrap_or_else(|| policy.backoff_of(process));
                     let previous = before.facts.backoffs.get(&process);
-                    let fact = BackoffFact::after_failure(previous, &backoff, cause.clone(), before.now, roll);
+                    let fact =
+                        BackoffFact::after_failure(previous, &backoff, cause.clone(), before.now, roll);
                     changes.push(FactChange::Backoff(process, fact));
                     changes.push(FactChange::PostponementCleared(process));
                     ("Failed", cause, changes)
@@ -384,9 +387,16 @@ pub(crate) async fn cancel_in_database(
         .statement("cancelling work", move |pool| {
             let because = because.clone();
             Box::pin(async move {
-                sqlx::query_file_scalar!("sql/work/cancel.sql", session.0, machine.0, lane.as_str(), fence, because)
-                    .fetch_one(pool)
-                    .await
+                sqlx::query_file_scalar!(
+                    "sql/work/cancel.sql",
+                    session.0,
+                    machine.0,
+                    lane.as_str(),
+                    fence,
+                    because
+                )
+                .fetch_one(pool)
+                .await
             })
         })
         .await?;

@@ -6,3 +6,6 @@ mod dependencies;
 mod harness;
 mod private_postgres;
 mod test_database;
+mod roleserver;
+mod sshd;
+mod takeover;
