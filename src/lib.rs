@@ -42,4 +42,5 @@ pub mod providers;
 pub mod roleserver;
 #[cfg(feature = "shepherd")]
 pub mod simulator;
+#[cfg(feature = "shepherd")]
 pub mod takeover;
