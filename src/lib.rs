@@ -34,3 +34,5 @@
 pub mod bmdb;
 pub mod model;
 pub mod proto;
+#[cfg(feature = "roleserver")]
+pub mod roleserver;

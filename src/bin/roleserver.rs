@@ -1,3 +1,137 @@
-//! The program on the machine.
+//! The program on the machine: parses flags and calls the library.
 
-fn main() {}
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use shepherd::roleserver::commands::{CommandError, enroll, run, status, supervise};
+use shepherd::roleserver::hardware::{self, Sources};
+use shepherd::roleserver::state_directory::StateDirectory;
+use shepherd::roleserver::supervision::Wish;
+use tracing_subscriber::EnvFilter;
+
+/// Keeps this machine in touch with its shepherd.
+///
+/// A shepherd takes a machine over by SSH: it uploads this program and calls
+/// `roleserver enroll`, which installs `roleserver run` as a systemd unit, or as a
+/// detached process where systemd does not run. From then on the machine calls its
+/// shepherd with a heartbeat and a report of its hardware; nothing connects to it.
+///
+/// `roleserver status` says whose this machine is and whether it is heard.
+#[derive(Parser)]
+#[command(name = "roleserver", version, max_term_width = 100)]
+struct Flags {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Belong to a shepherd: read an `EnrollRequest` from standard input, answer on standard output.
+    Enroll {
+        #[command(flatten)]
+        place: Place,
+        /// What keeps the agent alive.
+        #[arg(long, value_enum, default_value = "auto", env = "ROLESERVER_SUPERVISION")]
+        supervision: Supervision,
+    },
+    /// Be the agent: heartbeat until SIGTERM.
+    Run {
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Keep `roleserver run` alive where no init system does.
+    Supervise {
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Print what this machine is made of, as the next report would say it.
+    Hardware,
+    /// Print whose this machine is and what became of the last heartbeat.
+    Status {
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+#[derive(Args)]
+struct Place {
+    /// Where the machine keeps its key and its enrolment; one directory is one identity.
+    /// [default: /var/lib/roleserver for root, ~/.local/state/roleserver for others]
+    #[arg(long = "state_dir", alias = "state-dir", value_name = "DIR", env = "ROLESERVER_STATE_DIR")]
+    state_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Supervision {
+    /// A systemd unit where systemd runs, a detached process elsewhere.
+    Auto,
+    /// A systemd unit or nothing.
+    Systemd,
+    /// A detached process that starts the agent again, until the next reboot.
+    Detached,
+    /// Nothing: somebody else runs `roleserver run`.
+    External,
+}
+
+impl From<Supervision> for Wish {
+    fn from(supervision: Supervision) -> Self {
+        match supervision {
+            Supervision::Auto => Self::Auto,
+            Supervision::Systemd => Self::Systemd,
+            Supervision::Detached => Self::Detached,
+            Supervision::External => Self::External,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let flags = match Flags::try_parse() {
+        Ok(flags) => flags,
+        Err(error) => {
+            // Help and version come this way too, and belong on standard output.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let filter = EnvFilter::try_from_env("ROLESERVER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    match execute(flags.verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Where standard error is gone too, the exit code is all there is to say.
+            let _ = writeln!(std::io::stderr(), "roleserver: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn execute(verb: Verb) -> Result<(), CommandError> {
+    let home = std::env::home_dir();
+    let home = home.as_deref();
+    match verb {
+        Verb::Enroll { place, supervision } => {
+            enroll::execute(&state_directory(place, home)?, home, supervision.into())
+        }
+        Verb::Run { place } => run::execute(&state_directory(place, home)?),
+        Verb::Supervise { place } => supervise::execute(&state_directory(place, home)?),
+        Verb::Hardware => print(&format!("{:#?}\n", hardware::read(&Sources::host()))),
+        Verb::Status { place } => {
+            let text = status::text(&state_directory(place, home)?)?;
+            print(&text)
+        }
+    }
+}
+
+fn print(text: &str) -> Result<(), CommandError> {
+    std::io::stdout().write_all(text.as_bytes()).map_err(CommandError::failed)
+}
+
+fn state_directory(place: Place, home: Option<&Path>) -> Result<PathBuf, CommandError> {
+    let root = rustix::process::geteuid().is_root();
+    place
+        .state_dir
+        .map_or_else(|| StateDirectory::default_path(root, home), Ok)
+        .map_err(|error| CommandError::Usage(error.to_string()))
+}

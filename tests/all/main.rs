@@ -2,7 +2,9 @@
 //! module per capability.
 
 mod architecture;
+mod callback;
 mod dependencies;
 mod harness;
 mod private_postgres;
+mod roleserver;
 mod test_database;

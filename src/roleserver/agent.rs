@@ -1,0 +1,311 @@
+//! The heartbeat loop.
+//!
+//! One task per machine: make a heartbeat, send it to the endpoint that worked
+//! last, and on a failure to the next one, for ever. Everything the loop needs
+//! of the world comes in as a value ([`BootClock`], the hardware, the identity,
+//! an observer), because the simulator runs thousands of these in one process
+//! and the program on a machine runs one.
+//!
+//! New settings that come with an answer are used at once, and the ones that
+//! carried the answer stay as a fallback until the new ones have worked: a wrong
+//! certificate pushed to a fleet must not cut it off.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::RngExt as _;
+use rustls::ClientConfig;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::model::ids::MachineId;
+use crate::proto::agent::v1 as wire;
+use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;
+use crate::proto::hardware::v1::HardwareReport;
+use crate::roleserver::backoff;
+use crate::roleserver::clock::BootClock;
+use crate::roleserver::connection;
+use crate::roleserver::conversation::{Conversation, Delivered, Speaker};
+use crate::roleserver::enrolment::Settings;
+use crate::roleserver::identity::Identity;
+
+/// How long one heartbeat may take, connecting included.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a heartbeat waits for the hardware to be read; a disk that hangs
+/// longer delays the report, never the heartbeat.
+const HARDWARE_PATIENCE: Duration = Duration::from_secs(20);
+/// The second heartbeat brings the hardware report, for which nobody should wait an interval.
+const BEFORE_REPORT: Duration = Duration::from_secs(2);
+
+/// Reads what the machine is made of; may block.
+pub type ReadHardware = Arc<dyn Fn() -> HardwareReport + Send + Sync>;
+/// Hears what the loop does; called in the loop, so it must be quick.
+pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// One agent: everything the loop needs.
+#[derive(Clone)]
+pub struct Agent {
+    /// Who the machine is.
+    pub machine_id: MachineId,
+    /// The key it proves.
+    pub identity: Arc<Identity>,
+    /// How to reach the shepherd.
+    pub settings: Settings,
+    /// Settings to fall back to while `settings` have not worked yet.
+    pub fallback: Option<Settings>,
+    /// Highest fence of the access lane that enrolled it.
+    pub access_fence: i64,
+    /// This start of the agent; a new one for each.
+    pub incarnation: Uuid,
+    /// What `agent_version` says.
+    pub agent_version: String,
+    /// The boot and the time since it.
+    pub clock: Arc<dyn BootClock>,
+    /// The hardware.
+    pub hardware: ReadHardware,
+    /// Who hears of it; [`ignore`] when nobody does.
+    pub observer: Observer,
+}
+
+/// What happened in the loop.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A heartbeat is durable at the shepherd.
+    Delivered {
+        /// Where it was delivered.
+        endpoint: String,
+        /// Its place in time.
+        seq: u64,
+        /// What it carried.
+        delivered: Delivered,
+    },
+    /// A try failed.
+    Failed {
+        /// Where it failed.
+        endpoint: String,
+        /// One sentence.
+        error: String,
+        /// Failures in a row, this one included.
+        failures: u32,
+        /// Until the next try.
+        pause: Duration,
+    },
+    /// An answer brought other settings, which are used from now on.
+    Settings {
+        /// The new ones.
+        settings: Settings,
+        /// The ones to fall back to until the new ones have worked.
+        fallback: Settings,
+    },
+    /// The settings in use have worked; no fallback is needed any more.
+    SettingsWork,
+    /// An answer brought settings that cannot be used; the old ones stay.
+    SettingsRefused {
+        /// Which field, and why.
+        reason: String,
+    },
+}
+
+/// An observer that hears nothing.
+#[must_use]
+pub fn ignore() -> Observer {
+    Arc::new(|_| {})
+}
+
+impl Agent {
+    /// Heartbeats until `shutdown`; never ends otherwise.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let work = Loop::new(self);
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            never = work.run() => match never {},
+        }
+    }
+}
+
+/// One way to a shepherd.
+struct Target {
+    endpoint: String,
+    config: Option<Arc<ClientConfig>>,
+    of_fallback: bool,
+}
+
+struct Loop {
+    agent: Agent,
+    talk: Conversation,
+    targets: Vec<Target>,
+    current: usize,
+    client: Option<AgentCallbackClient<Channel>>,
+    reading: Option<JoinHandle<HardwareReport>>,
+}
+
+enum Never {}
+
+impl Loop {
+    fn new(agent: Agent) -> Self {
+        let talk = Conversation::new(Speaker {
+            machine_id: agent.machine_id,
+            boot_id: agent.clock.boot_id(),
+            incarnation: agent.incarnation,
+            agent_version: agent.agent_version.clone(),
+            access_fence: agent.access_fence,
+        });
+        let targets = targets(&agent.settings, agent.fallback.as_ref());
+        Self { agent, talk, targets, current: 0, client: None, reading: None }
+    }
+
+    async fn run(mut self) -> Never {
+        let mut failures = 0;
+        loop {
+            let heartbeat = self.next_heartbeat().await;
+            let endpoint = self.targets[self.current].endpoint.clone();
+            let outcome = self.send(&heartbeat).await;
+            let random = rand::rng().random();
+            let pause = match outcome {
+                Ok(answer) => {
+                    failures = 0;
+                    let delivered = self.talk.answered(&answer);
+                    (self.agent.observer)(&Event::Delivered { endpoint, seq: heartbeat.seq, delivered });
+                    self.adopt(&answer);
+                    let interval = self.agent.settings.heartbeat_interval();
+                    let soon = self.talk.wants_report() && heartbeat.hardware_report.is_none();
+                    backoff::between_heartbeats(
+                        if soon { interval.min(BEFORE_REPORT) } else { interval },
+                        random,
+                    )
+                }
+                Err(status) => {
+                    failures += 1;
+                    self.talk.refused(status.code());
+                    let pause = backoff::after_failure(failures, self.targets.len(), random);
+                    (self.agent.observer)(&Event::Failed {
+                        endpoint,
+                        error: sentence(&status),
+                        failures,
+                        pause,
+                    });
+                    if turns(status.code()) {
+                        self.client = None;
+                        self.current = (self.current + 1) % self.targets.len();
+                    }
+                    pause
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn next_heartbeat(&mut self) -> wire::HeartbeatRequest {
+        let interval = self.agent.settings.heartbeat_interval();
+        if let Some(pending) = self.talk.pending(self.agent.clock.milliseconds(), interval) {
+            return pending.clone();
+        }
+        let report = if self.talk.wants_report() { self.hardware().await } else { None };
+        self.talk.compose(self.agent.clock.milliseconds(), report).clone()
+    }
+
+    /// Reads the hardware beside the loop; `None` while it takes too long.
+    async fn hardware(&mut self) -> Option<HardwareReport> {
+        let read = self.agent.hardware.clone();
+        let reading = self.reading.get_or_insert_with(|| tokio::task::spawn_blocking(move || read()));
+        let patience = HARDWARE_PATIENCE.min(self.agent.settings.heartbeat_interval());
+        let outcome = tokio::time::timeout(patience, reading).await.ok()?;
+        self.reading = None;
+        // A reader that panicked is tried again with the next heartbeat.
+        outcome.inspect_err(|error| tracing::error!(%error, "reading the hardware failed")).ok()
+    }
+
+    async fn send(&mut self, heartbeat: &wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> {
+        let late = |_| Status::deadline_exceeded(format!("no answer within {} s", CALL_TIMEOUT.as_secs()));
+        tokio::time::timeout(CALL_TIMEOUT, self.call(heartbeat)).await.map_err(late)?
+    }
+
+    async fn call(&mut self, heartbeat: &wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> {
+        let client = if let Some(client) = &mut self.client {
+            client
+        } else {
+            let unavailable = |error: connection::ConnectError| Status::unavailable(error.to_string());
+            let target = &mut self.targets[self.current];
+            let config = if let Some(config) = &target.config {
+                config.clone()
+            } else {
+                let settings = match &self.agent.fallback {
+                    Some(fallback) if target.of_fallback => fallback,
+                    _ => &self.agent.settings,
+                };
+                let config = connection::client_config(&self.agent.identity, &settings.ca_certificates)
+                    .map_err(unavailable)?;
+                target.config.insert(config).clone()
+            };
+            let client = connection::connect(&target.endpoint, config).await.map_err(unavailable)?;
+            self.client.insert(client)
+        };
+        Ok(client.heartbeat(heartbeat.clone()).await?.into_inner())
+    }
+
+    /// Takes what an answer changes, and lets the fallback go once the settings have worked.
+    fn adopt(&mut self, answer: &wire::HeartbeatResponse) {
+        let by_fallback = self.targets[self.current].of_fallback;
+        if !by_fallback && self.agent.fallback.take().is_some() {
+            self.targets.retain(|target| !target.of_fallback);
+            (self.agent.observer)(&Event::SettingsWork);
+        }
+        let settings = match self.agent.settings.changed_by(answer) {
+            Ok(settings) if settings == self.agent.settings => return,
+            Ok(settings) => settings,
+            Err(reason) => {
+                (self.agent.observer)(&Event::SettingsRefused { reason });
+                return;
+            }
+        };
+        let working = match &self.agent.fallback {
+            Some(fallback) if by_fallback => fallback.clone(),
+            _ => self.agent.settings.clone(),
+        };
+        let same_way =
+            settings.endpoints == working.endpoints && settings.ca_certificates == working.ca_certificates;
+        let event = Event::Settings { settings: settings.clone(), fallback: working.clone() };
+        self.agent.settings = settings;
+        if !same_way {
+            self.targets = targets(&self.agent.settings, Some(&working));
+            self.agent.fallback = Some(working);
+            self.client = None;
+            self.current = 0;
+        }
+        (self.agent.observer)(&event);
+    }
+}
+
+fn targets(settings: &Settings, fallback: Option<&Settings>) -> Vec<Target> {
+    let of = |settings: &Settings, of_fallback| {
+        let endpoints = settings.endpoints.clone();
+        endpoints.into_iter().map(move |endpoint| Target { endpoint, config: None, of_fallback })
+    };
+    let mut targets: Vec<_> = of(settings, false).collect();
+    targets.extend(fallback.into_iter().flat_map(|fallback| of(fallback, true)));
+    targets
+}
+
+/// Whether another endpoint may do better. A heartbeat that is too old, or one
+/// too many, is so everywhere.
+const fn turns(code: Code) -> bool {
+    !matches!(code, Code::FailedPrecondition | Code::ResourceExhausted | Code::InvalidArgument)
+}
+
+fn sentence(status: &Status) -> String {
+    match status.code() {
+        Code::Unauthenticated => {
+            "the shepherd does not know this machine id with this key; it may have been \
+                                  retired or enrolled anew elsewhere; trying on"
+                .to_owned()
+        }
+        code => {
+            let message = if status.message().is_empty() { code.description() } else { status.message() };
+            message.chars().take(500).collect()
+        }
+    }
+}

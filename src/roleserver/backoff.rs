@@ -1,0 +1,66 @@
+//! How long to wait when nobody answers.
+//!
+//! Endless, because a machine that gives up calling is a machine that somebody
+//! has to visit. The longest pause stays far below the shepherd's silence limit
+//! (10 min), so that a fleet whose shepherd was away is back before anyone is
+//! suspected; half of each pause is random, so that it does not come back as
+//! one wave.
+
+use std::time::Duration;
+
+/// The longest pause between two tries.
+pub const LONGEST: Duration = Duration::from_mins(1);
+
+const SHORTEST: Duration = Duration::from_secs(1);
+const BETWEEN_ENDPOINTS: Duration = Duration::from_millis(200);
+
+/// The pause after `failures` failures in a row (at least one) with `endpoints`
+/// to try; `random` is from 0 to 1.
+///
+/// Every endpoint is tried once before the pause grows.
+#[must_use]
+pub fn after_failure(failures: u32, endpoints: usize, random: f64) -> Duration {
+    let endpoints = u32::try_from(endpoints).unwrap_or(u32::MAX).max(1);
+    let rounds = failures / endpoints;
+    let whole = if failures.is_multiple_of(endpoints) && rounds > 0 {
+        SHORTEST.saturating_mul(2_u32.saturating_pow(rounds - 1)).min(LONGEST)
+    } else {
+        BETWEEN_ENDPOINTS
+    };
+    whole.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
+}
+
+/// The pause between two heartbeats that arrive: the interval ±10 %.
+#[must_use]
+pub fn between_heartbeats(interval: Duration, random: f64) -> Duration {
+    interval.mul_f64(0.9 + random.clamp(0.0, 1.0) / 5.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pause_doubles_with_each_round_up_to_a_minute() {
+        let milliseconds = [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000];
+        for (failures, expected) in (1..).zip(milliseconds) {
+            assert_eq!(after_failure(failures, 1, 1.0), Duration::from_millis(expected), "{failures}");
+            assert_eq!(after_failure(failures, 1, 0.0), Duration::from_millis(expected / 2), "{failures}");
+        }
+        assert_eq!(after_failure(u32::MAX, 1, 1.0), LONGEST);
+    }
+
+    #[test]
+    fn other_endpoints_are_tried_before_the_pause_grows() {
+        let pauses: Vec<_> = (1..=6).map(|failures| after_failure(failures, 3, 1.0).as_millis()).collect();
+        assert_eq!(pauses, [200, 200, 1000, 200, 200, 2000]);
+        assert_eq!(after_failure(1, 0, 1.0), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn heartbeats_spread_by_a_tenth() {
+        let interval = Duration::from_secs(30);
+        assert_eq!(between_heartbeats(interval, 0.0), Duration::from_secs(27));
+        assert_eq!(between_heartbeats(interval, 1.0), Duration::from_secs(33));
+    }
+}

@@ -1,0 +1,150 @@
+//! `roleserver enroll`: belong to a shepherd.
+//!
+//! Reads one `EnrollRequest` from standard input, writes one `EnrollResponse` to
+//! standard output and nothing else there. Whatever goes wrong after the request
+//! was read is an answer, not an exit code: the shepherd at the other end of the
+//! SSH session reads one thing.
+//!
+//! What was accepted is on the disk before the agent is touched, so that a
+//! machine that loses power in between knows the fence it was shown.
+
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use prost::Message as _;
+
+use crate::proto::agent::v1 as wire;
+use crate::roleserver::clock::{BootClock as _, HostClock};
+use crate::roleserver::commands::CommandError;
+use crate::roleserver::enrolment::{self, EnrollError, REQUEST_LIMIT_BYTES};
+use crate::roleserver::running::program_digest;
+use crate::roleserver::state_directory::{Held, Lock, StateDirectory, StateError};
+use crate::roleserver::supervision::{self, Plan, Systemd, Wanted, Wish};
+
+/// How long another enrolment of the same machine may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a request may take to arrive.
+const REQUEST_PATIENCE: Duration = Duration::from_mins(1);
+
+/// Answers one request.
+pub fn execute(state_directory: &Path, home: Option<&Path>, wish: Wish) -> Result<(), CommandError> {
+    let input = std::io::stdin();
+    if input.is_terminal() {
+        return Err(CommandError::Usage(
+            "enroll is called by a shepherd over SSH: it reads a request from standard input, not from a \
+             terminal; `roleserver --help` says more"
+                .to_owned(),
+        ));
+    }
+    let bytes = read_request(input)?;
+    let answer = decode(&bytes)
+        .and_then(|request| enroll(state_directory, home, wish, request))
+        .unwrap_or_else(|error| {
+            tracing::error!(%error, "not enrolled");
+            error.to_response()
+        });
+    let mut output = std::io::stdout();
+    output
+        .write_all(&answer.encode_to_vec())
+        .and_then(|()| output.flush())
+        .map_err(|error| CommandError::Failed(format!("writing the answer failed: {error}")))
+}
+
+/// Reads to the end, within limits of size and time: a session that was cut in a
+/// way that nobody noticed must not leave a process waiting for ever.
+fn read_request(input: std::io::Stdin) -> Result<Vec<u8>, CommandError> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let limit = u64::try_from(REQUEST_LIMIT_BYTES).unwrap_or(u64::MAX) + 1;
+        let mut bytes = Vec::new();
+        let read = input.lock().take(limit).read_to_end(&mut bytes);
+        // Nobody listens any more once the time is over.
+        let _ = sender.send(read.map(|_| bytes));
+    });
+    receiver
+        .recv_timeout(REQUEST_PATIENCE)
+        .map_err(|_| {
+            let seconds = REQUEST_PATIENCE.as_secs();
+            CommandError::Failed(format!("standard input did not end within {seconds} s; a request does"))
+        })?
+        .map_err(|error| CommandError::Failed(format!("reading the request failed: {error}")))
+}
+
+fn decode(bytes: &[u8]) -> Result<wire::EnrollRequest, EnrollError> {
+    if bytes.is_empty() {
+        return Err(EnrollError::Invalid("it is empty".to_owned()));
+    }
+    if bytes.len() > REQUEST_LIMIT_BYTES {
+        return Err(EnrollError::Invalid(format!("it has more than {REQUEST_LIMIT_BYTES} bytes")));
+    }
+    wire::EnrollRequest::decode(bytes).map_err(|error| EnrollError::Invalid(error.to_string()))
+}
+
+fn enroll(
+    state_directory: &Path,
+    home: Option<&Path>,
+    wish: Wish,
+    request: wire::EnrollRequest,
+) -> Result<wire::EnrollResponse, EnrollError> {
+    let failed = |error: &dyn std::fmt::Display| EnrollError::Failed(error.to_string());
+    let state = StateDirectory::open(state_directory).map_err(|error| failed(&error))?;
+    let _held = patiently_lock(&state).map_err(|error| failed(&error))?;
+
+    let kept = state.enrolment().map_err(|error| failed(&error))?;
+    let enrolment = enrolment::enroll(kept.as_ref(), &request)?;
+    let plan = supervision::plan(wish, supervision::look()).map_err(|error| failed(&error))?;
+    let identity = state.identity_or_new().map_err(|error| failed(&error))?;
+    if kept.as_ref() != Some(&enrolment) {
+        state.keep_enrolment(&enrolment).map_err(|error| failed(&error))?;
+    }
+
+    let program = std::env::current_exe().map_err(|error| failed(&error))?;
+    let program_sha256 = program_digest(Path::new("/proc/self/exe")).map_err(|error| failed(&error))?;
+    let wanted = Wanted { program, program_sha256, revision: enrolment.revision };
+    let systemd = match (plan, home) {
+        (Plan::UserUnit, Some(home)) => Systemd::user(home),
+        _ => Systemd::system(),
+    };
+    let (supervision, warnings) =
+        supervision::ensure(plan, &systemd, &state, &wanted).map_err(|error| failed(&error))?;
+    let boot_id = HostClock::read().map_err(|error| failed(&error))?.boot_id();
+    tracing::info!(machine = %enrolment.machine_id, revision = enrolment.revision, "enrolled");
+    let success = wire::EnrollSuccess {
+        request: Some(request),
+        public_key: identity.public_key().to_vec(),
+        warnings,
+        boot_id,
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        supervision: supervision.into(),
+    };
+    Ok(wire::EnrollResponse { result: Some(wire::enroll_response::Result::Success(success)) })
+}
+
+/// Two shepherds may enrol one machine at once; one after the other they are
+/// told apart by their fences.
+fn patiently_lock(state: &StateDirectory) -> Result<Held, StateError> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match state.lock(Lock::Enroll) {
+            Err(StateError::Locked { .. }) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_request_is_answered_in_words() {
+        let text = |bytes: &[u8]| decode(bytes).unwrap_err().to_string();
+        assert_eq!(text(b""), "the enrolment request is malformed: it is empty");
+        assert!(text(b"GET / HTTP/1.1").starts_with("the enrolment request is malformed: "));
+        assert!(text(&vec![0; REQUEST_LIMIT_BYTES + 1]).ends_with("it has more than 1048576 bytes"));
+    }
+}

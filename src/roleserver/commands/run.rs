@@ -1,0 +1,176 @@
+//! `roleserver run`: be the agent.
+//!
+//! Puts the host's parts into the heartbeat loop, keeps what answers bring, and
+//! says what happens: the first delivery, each change, and a failure when it
+//! begins, when its reason changes, and then ever more rarely, because a
+//! shepherd may be away for days and the log is on the machine's own disk.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::roleserver::agent::{Agent, Event};
+use crate::roleserver::clock::{BootClock, HostClock};
+use crate::roleserver::commands::CommandError;
+use crate::roleserver::enrolment::Settings;
+use crate::roleserver::hardware::{self, Sources};
+use crate::roleserver::running::{Process, program_digest};
+use crate::roleserver::state_directory::{LastHeartbeat, Learned, Lock, StateDirectory, StateError};
+
+/// Runs the agent until SIGTERM or SIGINT.
+pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
+    let state = StateDirectory::open(state_directory).map_err(CommandError::failed)?;
+    let _held = state.lock(Lock::Agent).map_err(CommandError::failed)?;
+    let not_enrolled = || {
+        CommandError::Failed(format!(
+            "this machine is not enrolled: {} holds no enrolment with its key; a shepherd enrols it",
+            state.path().display()
+        ))
+    };
+    let enrolment = state.enrolment().map_err(CommandError::failed)?.ok_or_else(not_enrolled)?;
+    let identity = state.identity().map_err(CommandError::failed)?.ok_or_else(not_enrolled)?;
+    let learned = state.learned(enrolment.revision).unwrap_or_else(|error| {
+        tracing::warn!(%error, "going on with what the enrolment says");
+        None
+    });
+    let (settings, fallback) = match learned {
+        Some(Learned { settings, fallback, .. }) => (settings, fallback),
+        None => (enrolment.settings.clone(), None),
+    };
+    let clock = HostClock::read().map_err(CommandError::failed)?;
+    let digest = program_digest(Path::new("/proc/self/exe")).map_err(CommandError::failed)?;
+    let record = Process::this(enrolment.revision, digest).map_err(CommandError::failed)?;
+    state.record_agent(&record).map_err(CommandError::failed)?;
+
+    let incarnation = Uuid::new_v4();
+    let keeper = Keeper {
+        state: state.clone(),
+        clock: clock.clone(),
+        incarnation,
+        revision: enrolment.revision,
+        memory: Mutex::new(Memory { settings: settings.clone(), delivered_at: None, last_error: None }),
+    };
+    let agent = Agent {
+        machine_id: enrolment.machine_id,
+        identity: Arc::new(identity),
+        settings,
+        fallback,
+        access_fence: enrolment.access_fence(),
+        incarnation,
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        clock: Arc::new(clock),
+        hardware: Arc::new(|| hardware::read(&Sources::host())),
+        observer: Arc::new(move |event| keeper.hear(event)),
+    };
+    tracing::info!(machine = %enrolment.machine_id, %incarnation, "the agent runs");
+
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandError::failed)?;
+    let ended = runtime.block_on(until_asked_to_end(agent));
+    // A disk that hangs under the hardware reader must not hold up the end.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    ended.map_err(CommandError::failed)
+}
+
+async fn until_asked_to_end(agent: Agent) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let shutdown = CancellationToken::new();
+    let run = agent.run(shutdown.clone());
+    tokio::pin!(run);
+    loop {
+        tokio::select! {
+            () = &mut run => return Ok(()),
+            _ = terminate.recv() => shutdown.cancel(),
+            _ = interrupt.recv() => shutdown.cancel(),
+            // The end of a terminal is not the end of the machine.
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+/// Keeps and says what the loop tells.
+struct Keeper {
+    state: StateDirectory,
+    clock: HostClock,
+    incarnation: Uuid,
+    revision: u64,
+    memory: Mutex<Memory>,
+}
+
+struct Memory {
+    settings: Settings,
+    delivered_at: Option<u64>,
+    last_error: Option<String>,
+}
+
+impl Keeper {
+    fn hear(&self, event: &Event) {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Delivered { endpoint, delivered, .. } => {
+                let recovered = memory.last_error.take().is_some();
+                if delivered.first || recovered {
+                    tracing::info!(%endpoint, "heartbeat delivered");
+                }
+                if delivered.with_report {
+                    tracing::info!(%endpoint, "hardware report delivered");
+                }
+                if let Some(generation) = delivered.refused_installation {
+                    tracing::error!(
+                        generation,
+                        "the shepherd asks for an operating system; this release of the role server cannot install"
+                    );
+                }
+                memory.delivered_at = Some(self.clock.milliseconds());
+                self.note(endpoint, None, memory.delivered_at);
+            }
+            Event::Failed { endpoint, error, failures, pause } => {
+                let changed = memory.last_error.as_ref() != Some(error);
+                if changed || failures.is_power_of_two() {
+                    let pause = format!("{:.1} s", pause.as_secs_f64());
+                    tracing::warn!(%endpoint, error, failures, %pause, "heartbeat not delivered");
+                }
+                memory.last_error = Some(error.clone());
+                self.note(endpoint, Some(error.clone()), memory.delivered_at);
+            }
+            Event::Settings { settings, fallback } => {
+                tracing::info!(endpoints = ?settings.endpoints, "the shepherd changed the settings");
+                memory.settings = settings.clone();
+                self.learn(settings, Some(fallback.clone()));
+            }
+            Event::SettingsWork => self.learn(&memory.settings, None),
+            Event::SettingsRefused { reason } => {
+                tracing::error!(reason, "the shepherd sent settings that cannot be used; the old ones stay");
+            }
+        }
+    }
+
+    fn learn(&self, settings: &Settings, fallback: Option<Settings>) {
+        let learned = Learned { revision: self.revision, settings: settings.clone(), fallback };
+        complain(self.state.keep_learned(&learned));
+    }
+
+    fn note(&self, endpoint: &str, error: Option<String>, delivered_at: Option<u64>) {
+        complain(self.state.note_heartbeat(&LastHeartbeat {
+            boot_id: self.clock.boot_id(),
+            at_milliseconds: self.clock.milliseconds(),
+            incarnation: self.incarnation,
+            endpoint: endpoint.to_owned(),
+            error,
+            delivered_at_milliseconds: delivered_at,
+        }));
+    }
+}
+
+/// A full disk must not silence the machine.
+fn complain(written: Result<(), StateError>) {
+    if let Err(error) = written {
+        tracing::warn!(%error, "going on without");
+    }
+}

@@ -1,0 +1,130 @@
+//! `roleserver status`: what the role server on this machine knows.
+//!
+//! Never lies and prints what can be printed: a file that cannot be read is a
+//! line of its own, and the rest goes on.
+
+use std::fmt::{Display, Write as _};
+use std::path::Path;
+
+use crate::roleserver::clock::{BootClock as _, HostClock};
+use crate::roleserver::commands::CommandError;
+use crate::roleserver::running::Process;
+use crate::roleserver::state_directory::{LastHeartbeat, StateDirectory, StateError};
+
+/// The status as text, one fact a line.
+pub fn text(state_directory: &Path) -> Result<String, CommandError> {
+    let clock = HostClock::read().map_err(CommandError::failed)?;
+    let state = StateDirectory::at(state_directory.to_owned());
+    let mut page = Page(String::new());
+    page.line("state directory", state.path().display());
+    match state.enrolment() {
+        Ok(Some(enrolment)) => {
+            page.line("machine", enrolment.machine_id);
+            page.line("database", enrolment.bmdb_id);
+            for (lane, fence) in &enrolment.fences {
+                page.line("fence", format_args!("{lane} {fence}"));
+            }
+            let learned = page.take("learned settings", state.learned(enrolment.revision));
+            let settings = learned.map_or(enrolment.settings, |learned| learned.settings);
+            page.line("endpoints", settings.endpoints.join(", "));
+            let trust = match settings.ca_certificates.len() {
+                0 => "this machine's own trust store".to_owned(),
+                1 => "1 certificate".to_owned(),
+                count => format!("{count} certificates"),
+            };
+            page.line("trusts", trust);
+            page.line("interval", format_args!("{} s", settings.heartbeat_interval().as_secs()));
+        }
+        Ok(None) => page.line("machine", "not enrolled; a shepherd enrols it"),
+        Err(error) => page.line("machine", error),
+    }
+    if let Some(identity) = page.take("public key", state.identity()) {
+        page.line("public key", hex::encode(identity.public_key()));
+    }
+    let agent = page.take("agent", state.agent());
+    page.line("agent", process(agent.as_ref()));
+    if let Some(supervisor) = page.take("supervisor", state.supervisor()) {
+        page.line("supervisor", process(Some(&supervisor)));
+    }
+    if let Some(last) = page.take("heartbeat", state.last_heartbeat()) {
+        page.line("heartbeat", heartbeat(&last, &clock.boot_id(), clock.milliseconds()));
+    }
+    Ok(page.0)
+}
+
+struct Page(String);
+
+impl Page {
+    fn line(&mut self, name: &str, value: impl Display) {
+        let _ = writeln!(self.0, "{name:<16} {value}");
+    }
+
+    fn take<T>(&mut self, name: &str, read: Result<Option<T>, StateError>) -> Option<T> {
+        read.unwrap_or_else(|error| {
+            self.line(name, error);
+            None
+        })
+    }
+}
+
+fn process(process: Option<&Process>) -> String {
+    match process {
+        Some(process) if process.is_alive() => format!("runs as process {}", process.pid),
+        Some(_) => "does not run".to_owned(),
+        None => "never ran".to_owned(),
+    }
+}
+
+fn heartbeat(last: &LastHeartbeat, boot_id: &str, now: u64) -> String {
+    if last.boot_id != boot_id {
+        return "none since this boot".to_owned();
+    }
+    let ago = |then: u64| format!("{} s ago", now.saturating_sub(then) / 1000);
+    match (&last.error, last.delivered_at_milliseconds) {
+        (None, _) => format!("delivered {} to {}", ago(last.at_milliseconds), last.endpoint),
+        (Some(error), Some(delivered)) => format!(
+            "not delivered {} to {}: {error} (last delivered {})",
+            ago(last.at_milliseconds),
+            last.endpoint,
+            ago(delivered)
+        ),
+        (Some(error), None) => format!(
+            "not delivered {} to {}: {error} (none delivered by this start of the agent)",
+            ago(last.at_milliseconds),
+            last.endpoint
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_heartbeat_reads_as_a_sentence() {
+        let last = LastHeartbeat {
+            boot_id: "b".to_owned(),
+            at_milliseconds: 10_000,
+            incarnation: uuid::Uuid::nil(),
+            endpoint: "a:1".to_owned(),
+            error: None,
+            delivered_at_milliseconds: Some(10_000),
+        };
+        assert_eq!(heartbeat(&last, "b", 12_500), "delivered 2 s ago to a:1");
+        assert_eq!(heartbeat(&last, "c", 12_500), "none since this boot");
+        let failed = LastHeartbeat { error: Some("no".to_owned()), ..last };
+        assert_eq!(
+            heartbeat(&failed, "b", 70_000),
+            "not delivered 60 s ago to a:1: no (last delivered 60 s ago)"
+        );
+    }
+
+    #[test]
+    fn damaged_file_does_not_hide_the_rest() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("agent.json"), "{").unwrap();
+        let text = text(directory.path()).unwrap();
+        assert!(text.contains("not enrolled"), "{text}");
+        assert!(text.contains("agent.json is damaged"), "{text}");
+    }
+}

@@ -1,0 +1,132 @@
+//! One TLS 1.3 connection to one callback server.
+//!
+//! The machine proves its key by the handshake, the server its name by a chain
+//! to the certificates the machine was given. tonic's own client TLS takes TLS
+//! 1.2 too and the process-wide cryptography provider, which a library that
+//! runs beside others must not rely on; so the handshake is made here.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
+use tonic::transport::{Channel, Endpoint as Transport};
+
+use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;
+use crate::roleserver::endpoint::Endpoint;
+use crate::roleserver::identity::Identity;
+use crate::roleserver::trust;
+
+/// The largest answer that is read.
+const ANSWER_LIMIT_BYTES: usize = 4 << 20;
+const KEEPALIVE: Duration = Duration::from_mins(1);
+
+/// Why a callback server could not be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// There is nothing to verify servers against.
+    #[error(transparent)]
+    Trust(#[from] trust::TrustError),
+    /// The identity and TLS do not fit.
+    #[error("TLS could not be set up: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The endpoint is none.
+    #[error("{0}")]
+    Endpoint(String),
+    /// No connection came to be.
+    #[error("no connection: {0}")]
+    Transport(String),
+}
+
+/// TLS for one identity and one set of CA certificates.
+pub fn client_config(
+    identity: &Identity,
+    ca_certificates: &[Vec<u8>],
+) -> Result<Arc<ClientConfig>, ConnectError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(trust::store(ca_certificates)?)
+        .with_client_auth_cert(vec![identity.certificate_der().clone()], identity.private_key())?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Connects, shakes hands and gives the client; the caller limits the time.
+pub async fn connect(
+    endpoint: &str,
+    config: Arc<ClientConfig>,
+) -> Result<AgentCallbackClient<Channel>, ConnectError> {
+    let endpoint: Endpoint = endpoint.parse().map_err(|error| ConnectError::Endpoint(format!("{error}")))?;
+    let server_name = ServerName::try_from(endpoint.host())
+        .map_err(|_| ConnectError::Endpoint(format!("{endpoint} names no server that TLS could verify")))?;
+    // The scheme of the address is plain, or tonic would want to do TLS itself;
+    // what the server sees as origin is the truth.
+    let transport = Transport::from_shared(format!("http://{endpoint}"))
+        .and_then(|transport| transport.user_agent(concat!("roleserver/", env!("CARGO_PKG_VERSION"))))
+        .map_err(|error| ConnectError::Endpoint(chain(&error)))?
+        .http2_keep_alive_interval(KEEPALIVE);
+    let transport = match format!("https://{endpoint}").parse() {
+        Ok(origin) => transport.origin(origin),
+        Err(_) => transport,
+    };
+    let connector = Connector { endpoint, server_name, tls: TlsConnector::from(config) };
+    let channel = transport
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| ConnectError::Transport(chain(&error)))?;
+    Ok(AgentCallbackClient::new(channel).max_decoding_message_size(ANSWER_LIMIT_BYTES))
+}
+
+/// An error with what caused it, each said once.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut said = vec![error.to_string()];
+    let mut source = error.source();
+    while let Some(error) = source {
+        let text = error.to_string();
+        if !said.iter().any(|earlier| earlier.contains(&text)) {
+            said.push(text);
+        }
+        source = error.source();
+    }
+    said.join(": ")
+}
+
+/// Opens the stream that tonic then speaks HTTP/2 on.
+struct Connector {
+    endpoint: Endpoint,
+    server_name: ServerName<'static>,
+    tls: TlsConnector,
+}
+
+type Opening = Pin<Box<dyn Future<Output = std::io::Result<TokioIo<TlsStream<TcpStream>>>> + Send>>;
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Error = std::io::Error;
+    type Future = Opening;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Opening {
+        let address = (self.endpoint.host(), self.endpoint.port());
+        let (tls, server_name) = (self.tls.clone(), self.server_name.clone());
+        Box::pin(async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            Ok(TokioIo::new(tls.connect(server_name, stream).await?))
+        })
+    }
+}

@@ -1,0 +1,397 @@
+//! Which requests to belong to a shepherd a machine accepts.
+//!
+//! The machine is the last to say no. A shepherd whose lease expired, a restored
+//! backup, a second bare metal database: each may still have an SSH session open
+//! to this machine, and nothing on the way can tell it from the rightful one. So
+//! the machine keeps, per lane, the highest fence it was ever shown and refuses
+//! a lower one; an equal one is the same work asking again, which is answered
+//! the same. Machine and database are fixed by the first enrolment.
+//!
+//! Everything here is a function of (what is kept, what is asked): the program
+//! on a machine keeps the result in its state directory, a simulated machine in
+//! its own state, and both refuse exactly the same.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::model::ids::MachineId;
+use crate::model::process::Lane;
+use crate::proto::agent::v1 as wire;
+use crate::proto::agent::v1::enroll_error::Kind;
+use crate::roleserver::endpoint::Endpoint;
+use crate::roleserver::trust;
+
+/// The largest encoded request that is read.
+pub const REQUEST_LIMIT_BYTES: usize = 1 << 20;
+/// Heartbeat interval when nobody says another.
+pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
+
+const LONGEST_INTERVAL_SECONDS: u32 = 3600;
+const MOST_ENDPOINTS: usize = 64;
+const MOST_CERTIFICATES: usize = 64;
+
+/// How to reach the shepherd: what an enrolment gives and an answer may change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Callback servers, tried in turn; never empty.
+    pub endpoints: Vec<String>,
+    /// DER certificates to verify them against; empty means the machine's own store.
+    #[serde(with = "base64_list")]
+    pub ca_certificates: Vec<Vec<u8>>,
+    /// Seconds between heartbeats; 0 means [`DEFAULT_INTERVAL`].
+    pub heartbeat_interval_seconds: u32,
+}
+
+/// What a machine keeps of being enrolled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enrolment {
+    /// Who the machine is, for ever.
+    pub machine_id: MachineId,
+    /// Whose it is, for ever.
+    pub bmdb_id: Uuid,
+    /// Highest fence seen in each lane.
+    pub fences: BTreeMap<Lane, i64>,
+    /// How to reach the shepherd.
+    pub settings: Settings,
+    /// Grows with each request that changed anything; an agent started for an
+    /// older one is started again.
+    pub revision: u64,
+}
+
+/// Why a machine does not do as a request says.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnrollError {
+    /// Something on the machine failed; trying again may help.
+    #[error("{0}")]
+    Failed(String),
+    /// A field of the request is malformed.
+    #[error("the enrolment request is malformed: {0}")]
+    Invalid(String),
+    /// The machine has seen a higher fence in that lane.
+    #[error(
+        "this machine has seen fence {known} in lane {lane} and refuses {offered}: somebody else \
+         has taken over since; let this work go, or, after restoring a backup of the bare metal \
+         database, let its fences grow past {known}"
+    )]
+    StaleFence {
+        /// The lane of the request.
+        lane: Lane,
+        /// The fence in the request.
+        offered: i64,
+        /// The fence the machine holds.
+        known: i64,
+    },
+    /// The machine is enrolled as another machine.
+    #[error(
+        "this machine is enrolled as machine {known} and refuses to become {offered}: is the \
+         address right? If it is to change hands, retire {known} first, or stop the role server \
+         on the machine and remove its state directory"
+    )]
+    OtherMachine {
+        /// The machine id in the request.
+        offered: MachineId,
+        /// The machine id the machine keeps.
+        known: MachineId,
+    },
+    /// The machine is enrolled by another bare metal database.
+    #[error(
+        "this machine belongs to bare metal database {known} and refuses {offered}: if it is to \
+         change hands, retire it there first, or stop the role server on the machine and remove \
+         its state directory"
+    )]
+    OtherBmdb {
+        /// The database in the request.
+        offered: Uuid,
+        /// The database the machine keeps.
+        known: Uuid,
+    },
+}
+
+impl EnrollError {
+    /// The error as it is answered.
+    #[must_use]
+    pub fn to_wire(&self) -> wire::EnrollError {
+        let (kind, known_fence) = match self {
+            Self::Failed(_) => (Kind::Failed, 0),
+            Self::Invalid(_) => (Kind::Invalid, 0),
+            Self::StaleFence { known, .. } => (Kind::StaleFence, *known),
+            Self::OtherMachine { .. } => (Kind::OtherMachine, 0),
+            Self::OtherBmdb { .. } => (Kind::OtherBmdb, 0),
+        };
+        wire::EnrollError { kind: kind.into(), message: self.to_string(), known_fence }
+    }
+
+    /// The whole answer that carries this error.
+    #[must_use]
+    pub fn to_response(&self) -> wire::EnrollResponse {
+        wire::EnrollResponse { result: Some(wire::enroll_response::Result::Error(self.to_wire())) }
+    }
+}
+
+impl Enrolment {
+    /// Highest fence of the access lane, as each heartbeat says it; 0 when none was seen.
+    #[must_use]
+    pub fn access_fence(&self) -> i64 {
+        self.fences.get(&Lane::Access).copied().unwrap_or(0)
+    }
+}
+
+impl Settings {
+    /// Takes the fields that an enrolment and an answer share, verifying each.
+    ///
+    /// The error names the field.
+    pub fn new(
+        endpoints: &[String],
+        ca_certificates: &[Vec<u8>],
+        heartbeat_interval_seconds: u32,
+    ) -> Result<Self, String> {
+        if endpoints.is_empty() {
+            return Err("endpoints is empty; give at least one host:port".to_owned());
+        }
+        if endpoints.len() > MOST_ENDPOINTS {
+            return Err(format!("endpoints has {} entries; {MOST_ENDPOINTS} are enough", endpoints.len()));
+        }
+        for endpoint in endpoints {
+            endpoint.parse::<Endpoint>().map_err(|error| format!("endpoints: {error}"))?;
+        }
+        if ca_certificates.len() > MOST_CERTIFICATES {
+            return Err(format!(
+                "ca_certificates has {} entries; {MOST_CERTIFICATES} are enough",
+                ca_certificates.len()
+            ));
+        }
+        if !ca_certificates.is_empty() {
+            trust::store(ca_certificates).map_err(|error| format!("ca_certificates: {error}"))?;
+        }
+        if heartbeat_interval_seconds > LONGEST_INTERVAL_SECONDS {
+            return Err(format!(
+                "heartbeat_interval_seconds is {heartbeat_interval_seconds}; \
+                 the longest is {LONGEST_INTERVAL_SECONDS}"
+            ));
+        }
+        Ok(Self {
+            endpoints: endpoints.to_vec(),
+            ca_certificates: ca_certificates.to_vec(),
+            heartbeat_interval_seconds,
+        })
+    }
+
+    /// These settings with what an answer replaces.
+    ///
+    /// The error names the field; nothing of a broken answer is taken.
+    pub fn changed_by(&self, answer: &wire::HeartbeatResponse) -> Result<Self, String> {
+        let endpoints = if answer.endpoints.is_empty() { &self.endpoints } else { &answer.endpoints };
+        let ca_certificates =
+            if answer.ca_certificates.is_empty() { &self.ca_certificates } else { &answer.ca_certificates };
+        let interval = match answer.heartbeat_interval_seconds {
+            0 => self.heartbeat_interval_seconds,
+            seconds => seconds,
+        };
+        Self::new(endpoints, ca_certificates, interval)
+    }
+
+    /// The time between two heartbeats.
+    #[must_use]
+    pub fn heartbeat_interval(&self) -> Duration {
+        match self.heartbeat_interval_seconds {
+            0 => DEFAULT_INTERVAL,
+            seconds => Duration::from_secs(seconds.into()),
+        }
+    }
+}
+
+/// Decides on a request; what is returned is to be kept before it is answered.
+///
+/// `kept` is none on a machine that never was enrolled. A repeated request
+/// returns what is kept, unchanged.
+pub fn enroll(kept: Option<&Enrolment>, request: &wire::EnrollRequest) -> Result<Enrolment, EnrollError> {
+    let machine_id = MachineId(uuid_field("machine_id", &request.machine_id)?);
+    let bmdb_id = uuid_field("bmdb_id", &request.bmdb_id)?;
+    let lane: Lane = request.lane.parse().map_err(|error| EnrollError::Invalid(format!("lane: {error}")))?;
+    if request.fence < 1 {
+        return Err(EnrollError::Invalid(format!("fence is {}; the first one is 1", request.fence)));
+    }
+    let settings =
+        Settings::new(&request.endpoints, &request.ca_certificates, request.heartbeat_interval_seconds)
+            .map_err(EnrollError::Invalid)?;
+
+    let Some(kept) = kept else {
+        let fences = BTreeMap::from([(lane, request.fence)]);
+        return Ok(Enrolment { machine_id, bmdb_id, fences, settings, revision: 1 });
+    };
+    // Whose the machine is comes first: a fence of another database means nothing here.
+    if kept.bmdb_id != bmdb_id {
+        return Err(EnrollError::OtherBmdb { offered: bmdb_id, known: kept.bmdb_id });
+    }
+    if kept.machine_id != machine_id {
+        return Err(EnrollError::OtherMachine { offered: machine_id, known: kept.machine_id });
+    }
+    let known = kept.fences.get(&lane).copied().unwrap_or(0);
+    if request.fence < known {
+        return Err(EnrollError::StaleFence { lane, offered: request.fence, known });
+    }
+    if request.fence == known && kept.settings == settings {
+        return Ok(kept.clone());
+    }
+    let mut fences = kept.fences.clone();
+    fences.insert(lane, request.fence);
+    Ok(Enrolment { machine_id, bmdb_id, fences, settings, revision: kept.revision + 1 })
+}
+
+fn uuid_field(field: &str, text: &str) -> Result<Uuid, EnrollError> {
+    let invalid = || {
+        let shown: String = text.chars().take(100).collect();
+        EnrollError::Invalid(format!("{field} is {shown:?}; a hyphenated lower-case UUID is wanted"))
+    };
+    let id = Uuid::parse_str(text).map_err(|_| invalid())?;
+    // One spelling alone, because the answer is compared with the request byte by byte.
+    if id.is_nil() || id.hyphenated().to_string() != text { Err(invalid()) } else { Ok(id) }
+}
+
+/// Certificates as base64 in the state file, which people read.
+mod base64_list {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use serde::Deserialize;
+    use serde::ser::SerializeSeq as _;
+
+    pub(super) fn serialize<S: serde::Serializer>(list: &[Vec<u8>], to: S) -> Result<S::Ok, S::Error> {
+        let mut seq = to.serialize_seq(Some(list.len()))?;
+        for item in list {
+            seq.serialize_element(&STANDARD.encode(item))?;
+        }
+        seq.end()
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Vec<u8>>, D::Error> {
+        Vec::<String>::deserialize(from)?
+            .iter()
+            .map(|text| STANDARD.decode(text).map_err(serde::de::Error::custom))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: &str = "11111111-1111-4111-8111-111111111111";
+    const BMDB: &str = "22222222-2222-4222-8222-222222222222";
+    const OTHER: &str = "33333333-3333-4333-8333-333333333333";
+
+    fn request(fence: i64) -> wire::EnrollRequest {
+        wire::EnrollRequest {
+            machine_id: MACHINE.to_owned(),
+            endpoints: vec!["shepherd.example:8443".to_owned()],
+            ca_certificates: vec![],
+            lane: "access".to_owned(),
+            fence,
+            bmdb_id: BMDB.to_owned(),
+            heartbeat_interval_seconds: 0,
+        }
+    }
+
+    #[test]
+    fn first_request_is_taken_whole() {
+        let enrolment = enroll(None, &request(7)).unwrap();
+        assert_eq!(enrolment.machine_id.to_string(), MACHINE);
+        assert_eq!(enrolment.access_fence(), 7);
+        assert_eq!(enrolment.revision, 1);
+        assert_eq!(enrolment.settings.heartbeat_interval(), DEFAULT_INTERVAL);
+    }
+
+    #[test]
+    fn lower_fence_is_refused_and_an_equal_one_changes_nothing() {
+        let kept = enroll(None, &request(7)).unwrap();
+        assert_eq!(enroll(Some(&kept), &request(7)).unwrap(), kept);
+        let error = enroll(Some(&kept), &request(6)).unwrap_err();
+        assert_eq!(error, EnrollError::StaleFence { lane: Lane::Access, offered: 6, known: 7 });
+        assert_eq!(error.to_wire().known_fence, 7);
+        assert_eq!(error.to_wire().kind(), Kind::StaleFence);
+    }
+
+    #[test]
+    fn higher_fence_moves_the_revision_and_lanes_count_apart() {
+        let kept = enroll(None, &request(7)).unwrap();
+        let next = enroll(Some(&kept), &request(8)).unwrap();
+        assert_eq!((next.access_fence(), next.revision), (8, 2));
+        let observe = wire::EnrollRequest { lane: "observe".to_owned(), ..request(1) };
+        let both = enroll(Some(&next), &observe).unwrap();
+        assert_eq!(both.fences, BTreeMap::from([(Lane::Access, 8), (Lane::Observe, 1)]));
+    }
+
+    #[test]
+    fn equal_fence_with_other_settings_is_taken() {
+        let kept = enroll(None, &request(7)).unwrap();
+        let moved = wire::EnrollRequest { endpoints: vec!["[::1]:1".to_owned()], ..request(7) };
+        let next = enroll(Some(&kept), &moved).unwrap();
+        assert_eq!((next.settings.endpoints, next.revision), (vec!["[::1]:1".to_owned()], 2));
+    }
+
+    #[test]
+    fn machine_and_database_are_fixed_whatever_the_fence() {
+        let kept = enroll(None, &request(7)).unwrap();
+        let other_machine = wire::EnrollRequest { machine_id: OTHER.to_owned(), ..request(100) };
+        let error = enroll(Some(&kept), &other_machine).unwrap_err();
+        assert_eq!(error.to_wire().kind(), Kind::OtherMachine);
+        assert!(error.to_string().contains("remove its state directory"), "{error}");
+        let other_bmdb =
+            wire::EnrollRequest { bmdb_id: OTHER.to_owned(), machine_id: OTHER.to_owned(), ..request(1) };
+        assert_eq!(enroll(Some(&kept), &other_bmdb).unwrap_err().to_wire().kind(), Kind::OtherBmdb);
+    }
+
+    #[test]
+    fn malformed_field_is_named() {
+        let base = || request(1);
+        let cases = [
+            ("machine_id", wire::EnrollRequest { machine_id: "7".to_owned(), ..base() }),
+            ("machine_id", wire::EnrollRequest { machine_id: MACHINE.replace('-', ""), ..base() }),
+            ("machine_id", wire::EnrollRequest { machine_id: Uuid::nil().to_string(), ..base() }),
+            ("bmdb_id", wire::EnrollRequest { bmdb_id: String::new(), ..base() }),
+            ("endpoints", wire::EnrollRequest { endpoints: vec![], ..base() }),
+            ("endpoints", wire::EnrollRequest { endpoints: vec!["::1:8443".to_owned()], ..base() }),
+            ("endpoints", wire::EnrollRequest { endpoints: vec!["a:1".to_owned(); 65], ..base() }),
+            ("ca_certificates", wire::EnrollRequest { ca_certificates: vec![vec![1, 2, 3]], ..base() }),
+            ("lane", wire::EnrollRequest { lane: "fast".to_owned(), ..base() }),
+            ("fence", wire::EnrollRequest { fence: 0, ..base() }),
+            (
+                "heartbeat_interval_seconds",
+                wire::EnrollRequest { heartbeat_interval_seconds: 3601, ..base() },
+            ),
+        ];
+        for (field, request) in cases {
+            let error = enroll(None, &request).unwrap_err();
+            assert_eq!(error.to_wire().kind(), Kind::Invalid, "{error}");
+            let prefix = format!("the enrolment request is malformed: {field}");
+            assert!(error.to_string().starts_with(&prefix), "{error}");
+        }
+    }
+
+    #[test]
+    fn kept_enrolment_survives_writing_and_reading() {
+        let certificate =
+            crate::roleserver::identity::Identity::generate().unwrap().certificate_der().to_vec();
+        let asked = wire::EnrollRequest { ca_certificates: vec![certificate], ..request(7) };
+        let kept = enroll(None, &asked).unwrap();
+        let text = serde_json::to_string(&kept).unwrap();
+        assert_eq!(serde_json::from_str::<Enrolment>(&text).unwrap(), kept);
+    }
+
+    #[test]
+    fn answer_replaces_only_what_it_names_and_a_broken_one_nothing() {
+        let kept = enroll(None, &request(1)).unwrap().settings;
+        assert_eq!(kept.changed_by(&wire::HeartbeatResponse::default()).unwrap(), kept);
+        let moved = wire::HeartbeatResponse {
+            endpoints: vec!["b:2".to_owned()],
+            heartbeat_interval_seconds: 5,
+            ..Default::default()
+        };
+        let changed = kept.changed_by(&moved).unwrap();
+        assert_eq!((changed.endpoints, changed.heartbeat_interval_seconds), (vec!["b:2".to_owned()], 5));
+        let broken = wire::HeartbeatResponse { endpoints: vec!["b".to_owned()], ..Default::default() };
+        assert!(kept.changed_by(&broken).is_err());
+    }
+}

@@ -1,0 +1,43 @@
+//! The program on the machine.
+//!
+//! A shepherd enrols a machine once per takeover (over SSH, `roleserver
+//! enroll`), and from then on the machine calls: a heartbeat each interval, for
+//! as long as it lives. Nothing connects *to* a role server.
+//!
+//! # How the files fit
+//!
+//! * [`enrolment`][]: which requests to belong to a shepherd are accepted. Pure,
+//!   so that a simulated machine refuses exactly what a real one refuses.
+//! * [`identity`][]: the Ed25519 key that makes the machine itself.
+//! * [`conversation`][]: what the next heartbeat says. Pure.
+//! * [`backoff`][]: how long to wait when nobody answers. Pure.
+//! * [`connection`][]: one TLS 1.3 connection to one callback server.
+//! * [`agent`][]: the loop that puts these together.
+//! * [`hardware`][]: what the machine is made of.
+//! * [`state_directory`][]: what survives a restart, and the locks on it.
+//! * [`running`][]: processes recorded by pid *and* start time.
+//! * [`supervise`][]: the process that starts the agent again.
+//! * [`supervision`][]: choosing and driving what keeps the agent alive.
+//! * [`commands`][]: the verbs of the `roleserver` program.
+//!
+//! # What would break otherwise
+//!
+//! The loop takes its clock, its hardware and its identity as values, because
+//! the simulator runs thousands of them in one process. Everything that touches
+//! the host is in the last five files; the simulator uses none of them.
+
+pub mod agent;
+pub mod backoff;
+pub mod clock;
+pub mod commands;
+pub mod connection;
+pub mod conversation;
+pub mod endpoint;
+pub mod enrolment;
+pub mod hardware;
+pub mod identity;
+pub mod running;
+pub mod state_directory;
+pub mod supervise;
+pub mod supervision;
+pub mod trust;

@@ -1,0 +1,177 @@
+//! Processes recorded by pid *and* start time.
+//!
+//! A pid alone names whoever has it now. Enrolment stops agents by a record that
+//! may be days old, as root, on a machine that somebody depends on: so a record
+//! carries the boot and the start time too (`/proc/PID/stat`, field 22), and a
+//! signal goes through a pidfd that was opened before these were compared, so
+//! that the pid cannot change hands in between.
+
+use std::io::{ErrorKind, Read as _};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ring::digest;
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde::{Deserialize, Serialize};
+
+use crate::roleserver::clock::{BootClock as _, HostClock};
+
+/// One process of this program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its pid.
+    pub pid: i32,
+    /// Clock ticks from boot to its start.
+    pub start_time: u64,
+    /// The boot it belongs to.
+    pub boot_id: String,
+    /// Digest of the program it runs, lower-case hexadecimal.
+    pub program_sha256: String,
+    /// The enrolment it was started for.
+    pub revision: u64,
+}
+
+impl Process {
+    /// The record of the calling process.
+    pub fn this(revision: u64, program_sha256: String) -> std::io::Result<Self> {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        let start_time = start_time(Path::new("/proc"), pid)
+            .ok_or_else(|| std::io::Error::other("/proc/self/stat cannot be read"))?;
+        Ok(Self { pid, start_time, boot_id: HostClock::read()?.boot_id(), program_sha256, revision })
+    }
+
+    /// Whether the recorded process still runs; one that only waits to be reaped does not.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        HostClock::read().is_ok_and(|clock| clock.boot_id() == self.boot_id)
+            && start_time(Path::new("/proc"), self.pid) == Some(self.start_time)
+    }
+
+    /// Asks it to end, then ends it, and waits until it is gone.
+    ///
+    /// A process that is gone already is no error.
+    pub fn stop(&self, grace: Duration) -> std::io::Result<()> {
+        for (signal, patience) in [(Signal::TERM, grace), (Signal::KILL, Duration::from_secs(5))] {
+            if !self.signal(signal)? || self.is_gone_within(patience) {
+                return Ok(());
+            }
+        }
+        Err(std::io::Error::new(
+            ErrorKind::TimedOut,
+            format!("process {} does not end, not even when killed; its kernel call hangs", self.pid),
+        ))
+    }
+
+    /// Sends a signal if the process still runs; tells whether it did.
+    fn signal(&self, signal: Signal) -> std::io::Result<bool> {
+        let Some(pid) = Pid::from_raw(self.pid) else { return Ok(false) };
+        let sent = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(handle) if self.is_alive() => rustix::process::pidfd_send_signal(&handle, signal),
+            // Before Linux 5.3 there are no pidfds; the comparison is as near as one can get.
+            Err(rustix::io::Errno::NOSYS) if self.is_alive() => rustix::process::kill_process(pid, signal),
+            Ok(_) | Err(rustix::io::Errno::SRCH | rustix::io::Errno::NOSYS) => return Ok(false),
+            Err(error) => Err(error),
+        };
+        match sent {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::SRCH) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn is_gone_within(&self, patience: Duration) -> bool {
+        let end = Instant::now() + patience;
+        while self.is_alive() {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+}
+
+/// Digest of a program file, lower-case hexadecimal.
+pub fn program_digest(path: &Path) -> std::io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let mut context = digest::Context::new(&digest::SHA256);
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(hex::encode(context.finish()));
+        }
+        context.update(&buffer[..read]);
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`; `None` for no process and for one that has ended.
+fn start_time(proc: &Path, pid: i32) -> Option<u64> {
+    parse_stat(&std::fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?)
+}
+
+fn parse_stat(text: &str) -> Option<u64> {
+    // The second field is the program's name in parentheses, which may hold both
+    // spaces and parentheses; nothing after it does.
+    let (_, after_name) = text.rsplit_once(')')?;
+    let mut fields = after_name.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_time_is_found_behind_any_name() {
+        let tail = "S 1 2 3 0 -1 4194304 101 0 0 0 0 0 0 0 20 0 1 0 110076 3133440 383";
+        assert_eq!(parse_stat(&format!("9 (cat) {tail}")), Some(110_076));
+        assert_eq!(parse_stat(&format!("9 (a) Z 1 (b c) {tail}")), Some(110_076));
+        assert_eq!(parse_stat(&format!("9 (cat) {}", tail.replacen('S', "Z", 1))), None);
+        assert_eq!(parse_stat("9 (cat) S 1"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn record_of_another_start_is_neither_alive_nor_stopped() {
+        let this = Process::this(1, String::new()).unwrap();
+        assert!(this.is_alive());
+        let earlier = Process { start_time: this.start_time - 1, ..this.clone() };
+        assert!(!earlier.is_alive());
+        earlier.stop(Duration::from_secs(1)).unwrap();
+        let other_boot = Process { boot_id: uuid::Uuid::new_v4().to_string(), ..this };
+        assert!(!other_boot.is_alive());
+        other_boot.stop(Duration::from_secs(1)).unwrap();
+    }
+
+    #[test]
+    fn process_that_does_not_listen_is_killed() {
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "trap '' TERM; echo ready; while :; do sleep 1; done"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0; 6];
+        child.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let this = Process::this(1, String::new()).unwrap();
+        let record = Process { pid, start_time: start_time(Path::new("/proc"), pid).unwrap(), ..this };
+        record.stop(Duration::from_millis(200)).unwrap();
+        assert!(!record.is_alive());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn digest_is_sha256() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "abc").unwrap();
+        assert_eq!(
+            program_digest(file.path()).unwrap(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+    }
+}

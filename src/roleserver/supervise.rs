@@ -1,0 +1,156 @@
+//! The process that starts the agent again, where no init system does it.
+//!
+//! `roleserver supervise` leads a session of its own, so it outlives the SSH
+//! session that enrolled the machine, and does one thing: run `roleserver run`
+//! and, when that ends, run it again. It does not survive a reboot; then the
+//! shepherd sees silence and takes the machine over once more.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::roleserver::state_directory::StateDirectory;
+
+/// How long an agent may take to end when asked.
+const GRACE: Duration = Duration::from_secs(5);
+/// An agent that ran this long was not ended by what it was started with.
+const SETTLED: Duration = Duration::from_mins(1);
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+const LOG_LIMIT_BYTES: u64 = 4 << 20;
+const LOG_CHECK: Duration = Duration::from_mins(1);
+
+/// Why supervising ended.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing} failed: {source}")]
+pub struct SuperviseError {
+    doing: &'static str,
+    source: std::io::Error,
+}
+
+fn failed(doing: &'static str) -> impl FnOnce(std::io::Error) -> SuperviseError {
+    move |source| SuperviseError { doing, source }
+}
+
+/// The pause before the agent is started again, after so many quick ends in a row.
+#[must_use]
+pub fn pause(quick_ends: u32) -> Duration {
+    Duration::from_secs(1)
+        .saturating_mul(2_u32.saturating_pow(quick_ends.saturating_sub(1)))
+        .min(LONGEST_PAUSE)
+}
+
+/// Keeps `program run` alive until SIGTERM or SIGINT, then ends it too.
+pub async fn supervise(program: &Path, state: &StateDirectory) -> Result<(), SuperviseError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed("listening for SIGTERM"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("listening for SIGINT"))?;
+    // The end of an SSH session may say this to all it started; it is not meant for us.
+    let mut hangup = signal(SignalKind::hangup()).map_err(failed("listening for SIGHUP"))?;
+    let mut quick_ends = 0;
+    loop {
+        let started = Instant::now();
+        let mut child = start(program, state)?;
+        let Some(status) = watch(&mut child, state, [&mut terminate, &mut interrupt], &mut hangup).await?
+        else {
+            return end(child).await;
+        };
+        quick_ends = if started.elapsed() >= SETTLED { 1 } else { quick_ends + 1 };
+        let pause = pause(quick_ends);
+        tracing::warn!(%status, pause_seconds = pause.as_secs(), "the agent ended; it is started again");
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+        }
+    }
+}
+
+fn start(program: &Path, state: &StateDirectory) -> Result<Child, SuperviseError> {
+    let log = open_log(state).map_err(failed("opening the agent's log"))?;
+    let again = log.try_clone().map_err(failed("opening the agent's log"))?;
+    Command::new(program)
+        .arg("run")
+        .arg("--state_dir")
+        .arg(state.path())
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(again)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(failed("starting the agent"))
+}
+
+/// Waits for the agent's end; `None` when somebody wants the end of both.
+async fn watch(
+    child: &mut Child,
+    state: &StateDirectory,
+    [terminate, interrupt]: [&mut Signal; 2],
+    hangup: &mut Signal,
+) -> Result<Option<ExitStatus>, SuperviseError> {
+    loop {
+        tokio::select! {
+            status = child.wait() => return status.map(Some).map_err(failed("waiting for the agent")),
+            _ = terminate.recv() => return Ok(None),
+            _ = interrupt.recv() => return Ok(None),
+            _ = hangup.recv() => {}
+            () = tokio::time::sleep(LOG_CHECK) => limit_log(state),
+        }
+    }
+}
+
+async fn end(mut child: Child) -> Result<(), SuperviseError> {
+    let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
+    if let Some(pid) = pid {
+        // Our own child that was not reaped yet: the pid is still its.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    }
+    if tokio::time::timeout(GRACE, child.wait()).await.is_err() {
+        child.kill().await.map_err(failed("killing the agent"))?;
+    }
+    Ok(())
+}
+
+/// Opens the log for appending, so that it can be shortened under its writers.
+pub fn open_log(state: &StateDirectory) -> std::io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(state.log_path())
+}
+
+fn limit_log(state: &StateDirectory) {
+    let path = state.log_path();
+    if std::fs::metadata(&path).is_ok_and(|data| data.size() > LOG_LIMIT_BYTES) {
+        let moved = std::fs::copy(&path, path.with_extension("log.1"))
+            .and_then(|_| OpenOptions::new().write(true).open(&path)?.set_len(0));
+        if let Err(error) = moved {
+            tracing::warn!(%error, "the agent's log could not be shortened");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pause_grows_with_quick_ends_up_to_a_minute() {
+        let seconds: Vec<_> = (1..=8).map(|ends| pause(ends).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pause(0), Duration::from_secs(1));
+        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+    }
+
+    #[test]
+    fn log_is_shortened_under_its_writer() {
+        use std::io::Write as _;
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let mut log = open_log(&state).unwrap();
+        log.write_all(&vec![b'x'; 5 << 20]).unwrap();
+        limit_log(&state);
+        log.write_all(b"after\n").unwrap();
+        assert_eq!(std::fs::read_to_string(state.log_path()).unwrap(), "after\n");
+    }
+}

@@ -1,0 +1,506 @@
+//! The role server as a shepherd meets it: the real program, enrolled over its
+//! standard streams, calling a real server over mutual TLS.
+//!
+//! The server here shares no code with `server/`: it takes any client
+//! certificate whose handshake signature holds and notes each heartbeat with the
+//! key that proved it.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use prost::Message as _;
+use rustls::DigitallySignedStruct;
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use shepherd::proto::agent::v1 as wire;
+use shepherd::proto::agent::v1::agent_callback_server::{AgentCallback, AgentCallbackServer};
+use shepherd::proto::agent::v1::enroll_error::Kind;
+use shepherd::proto::agent::v1::enroll_response::Result as Answer;
+use shepherd::roleserver::running::Process;
+use shepherd::roleserver::state_directory::StateDirectory;
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// One heartbeat as it arrived.
+#[derive(Clone, Debug)]
+struct Heard {
+    public_key: Vec<u8>,
+    request: wire::HeartbeatRequest,
+}
+
+type Reply = dyn Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync;
+
+/// A callback server; ends when it is dropped.
+struct Callback {
+    endpoint: String,
+    ca: Vec<u8>,
+    heard: Arc<Mutex<Vec<Heard>>>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+struct Service {
+    heard: Arc<Mutex<Vec<Heard>>>,
+    reply: Arc<Reply>,
+}
+
+#[tonic::async_trait]
+impl AgentCallback for Service {
+    async fn heartbeat(
+        &self,
+        request: Request<wire::HeartbeatRequest>,
+    ) -> Result<Response<wire::HeartbeatResponse>, Status> {
+        let certificates = request.peer_certs().ok_or_else(|| Status::unauthenticated("no certificate"))?;
+        let (_, certificate) = x509_parser::parse_x509_certificate(&certificates[0])
+            .map_err(|error| Status::unauthenticated(error.to_string()))?;
+        let public_key = certificate.public_key().subject_public_key.data.to_vec();
+        let request = request.into_inner();
+        let answer = (self.reply)(&request);
+        self.heard.lock().map_err(|_| Status::internal("poisoned"))?.push(Heard { public_key, request });
+        answer.map(Response::new)
+    }
+}
+
+/// Takes any certificate, and does verify the handshake signature.
+#[derive(Debug)]
+struct AnyKey(Arc<CryptoProvider>);
+
+impl ClientCertVerifier for AnyKey {
+    fn root_hint_subjects(&self) -> &[rustls::DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.3 alone".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl Callback {
+    /// Listens on loopback with a certificate of its own, answering by `reply`.
+    fn start(
+        reply: impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
+        let ca = made.cert.der().to_vec();
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(Arc::new(AnyKey(provider)))
+            .with_single_cert(vec![made.cert.der().clone()], key)?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
+        let endpoint = listener.local_addr()?.to_string();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let service = Service { heard: heard.clone(), reply: Arc::new(reply) };
+        let (sender, streams) = tokio::sync::mpsc::channel(8);
+        runtime.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, sender) = (acceptor.clone(), sender.clone());
+                tokio::spawn(async move {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        let _ = sender.send(Ok::<_, std::io::Error>(stream)).await;
+                    }
+                });
+            }
+        });
+        runtime.spawn(
+            tonic::transport::Server::builder()
+                .add_service(AgentCallbackServer::new(service))
+                .serve_with_incoming(ReceiverStream::new(streams)),
+        );
+        Ok(Self { endpoint, ca, heard, _runtime: runtime })
+    }
+
+    fn heard(&self) -> Vec<Heard> {
+        self.heard.lock().map(|heard| heard.clone()).unwrap_or_default()
+    }
+}
+
+/// A server that wants a report until it has one of that incarnation.
+fn curious()
+-> impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static {
+    |request| {
+        let wants_hardware_report = request.hardware_report.is_none();
+        Ok(wire::HeartbeatResponse { wants_hardware_report, ..Default::default() })
+    }
+}
+
+/// One machine: a state directory whose processes end with it.
+struct Machine {
+    directory: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Result<Self> {
+        Ok(Self { directory: tempfile::tempdir()? })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("state")
+    }
+
+    fn state(&self) -> StateDirectory {
+        StateDirectory::at(self.path())
+    }
+
+    fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roleserver"));
+        command.arg(verb).arg("--state_dir").arg(self.path());
+        command.env_remove("ROLESERVER_SUPERVISION").env_remove("ROLESERVER_LOG");
+        command
+    }
+
+    fn enroll_bytes(&self, bytes: &[u8]) -> Result<(Output, wire::EnrollResponse)> {
+        let mut child = self
+            .command("enroll")
+            .args(["--supervision", "detached"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        child.stdin.take().context("no stdin")?.write_all(bytes)?;
+        // Returns only when nothing holds the pipes any more, as an SSH session would.
+        let output = child.wait_with_output()?;
+        let response = wire::EnrollResponse::decode(output.stdout.as_slice())?;
+        Ok((output, response))
+    }
+
+    fn enroll(&self, request: &wire::EnrollRequest) -> Result<wire::EnrollSuccess> {
+        let (output, response) = self.enroll_bytes(&request.encode_to_vec())?;
+        match response.result {
+            Some(Answer::Success(success)) => Ok(success),
+            other => bail!("not enrolled: {other:?} {}", String::from_utf8_lossy(&output.stderr)),
+        }
+    }
+
+    fn refusal(&self, request: &wire::EnrollRequest) -> Result<wire::EnrollError> {
+        let (_, response) = self.enroll_bytes(&request.encode_to_vec())?;
+        match response.result {
+            Some(Answer::Error(error)) => Ok(error),
+            other => bail!("not refused: {other:?}"),
+        }
+    }
+
+    fn agent(&self) -> Result<Process> {
+        self.state().agent()?.context("no agent was recorded")
+    }
+
+    fn supervisor(&self) -> Result<Process> {
+        self.state().supervisor()?.context("no supervisor was recorded")
+    }
+
+    /// Pids of every process that was given this state directory.
+    fn processes(&self) -> Result<Vec<i32>> {
+        let needle = self.path().into_os_string().into_encoded_bytes();
+        let mut pids = Vec::new();
+        for entry in std::fs::read_dir("/proc")? {
+            let path = entry?.path();
+            let Some(pid) = path.file_name().and_then(|name| name.to_str()?.parse().ok()) else { continue };
+            let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+            if line.split(|byte| *byte == 0).any(|argument| argument == needle) {
+                pids.push(pid);
+            }
+        }
+        pids.sort_unstable();
+        Ok(pids)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let state = self.state();
+        for process in [state.supervisor(), state.agent()].into_iter().flatten().flatten() {
+            let _ = process.stop(Duration::from_secs(2));
+        }
+        // What a broken test left unrecorded still names this directory, which is ours alone.
+        for pid in self.processes().unwrap_or_default() {
+            signal(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+fn signal(pid: i32, signal: rustix::process::Signal) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
+    wire::EnrollRequest {
+        machine_id: "0b1a4a52-4a5c-4b66-8a5e-000000000001".to_owned(),
+        endpoints: vec![callback.endpoint.clone()],
+        ca_certificates: vec![callback.ca.clone()],
+        lane: "access".to_owned(),
+        fence,
+        bmdb_id: "0b1a4a52-4a5c-4b66-8a5e-0000000000bb".to_owned(),
+        heartbeat_interval_seconds: 1,
+    }
+}
+
+/// Waits for what the closure finds; its last error says what was missing.
+fn wait_for<T>(what: &str, mut find: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = find()? {
+            return Ok(found);
+        }
+        ensure!(Instant::now() < end, "waited {} s for {what}", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if ["enrolment.json", "identity.pk8", "agent.json", "supervisor.json"].contains(&name.as_str()) {
+            files.push((path.clone(), std::fs::read(&path)?));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[test]
+fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let request = request(&callback, 7);
+    let success = machine.enroll(&request)?;
+    assert_eq!(success.request.as_ref(), Some(&request));
+    assert_eq!(success.public_key.len(), 32);
+    assert_eq!(success.supervision(), wire::Supervision::Detached);
+    assert_eq!(success.warnings, Vec::<String>::new());
+    assert_eq!(success.boot_id, std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim());
+
+    let with_report = |heard: &Heard| heard.request.hardware_report.is_some();
+    let before = wait_for("a hardware report", || {
+        let heard = callback.heard();
+        Ok(heard.iter().any(with_report).then_some(heard))
+    })?;
+    assert!(before[0].request.hardware_report.is_none(), "the first heartbeat is empty");
+    assert!(with_report(&before[1]), "the second carries the report");
+    let report = before[1].request.hardware_report.as_ref().context("no report")?;
+    assert!(!report.cpus.is_empty() && report.memory.is_some_and(|memory| memory.installed_bytes > 0));
+    for heard in &before {
+        assert_eq!(heard.public_key, success.public_key);
+        assert_eq!(heard.request.machine_id, request.machine_id);
+        assert_eq!(heard.request.boot_id, success.boot_id);
+        assert_eq!(heard.request.access_fence, 7);
+    }
+    assert!(before.windows(2).all(|pair| pair[0].request.seq < pair[1].request.seq));
+
+    let killed = machine.agent()?;
+    signal(killed.pid, rustix::process::Signal::KILL);
+    let incarnation = before[0].request.incarnation.clone();
+    let after = wait_for("a heartbeat of the next incarnation", || {
+        Ok(callback.heard().into_iter().find(|heard| heard.request.incarnation != incarnation))
+    })?;
+    let newest = callback.heard().into_iter().rev().find(|heard| heard.request.incarnation == incarnation);
+    assert!(after.request.seq > newest.context("no heartbeat before")?.request.seq);
+    assert_eq!(after.public_key, success.public_key);
+    assert_ne!(machine.agent()?.pid, killed.pid);
+
+    signal(machine.supervisor()?.pid, rustix::process::Signal::TERM);
+    wait_for("the end of both", || Ok(machine.processes()?.is_empty().then_some(())))
+}
+
+#[test]
+fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let first = machine.enroll(&request(&callback, 1))?;
+    let agent = machine.agent()?;
+    let again = machine.enroll(&request(&callback, 1))?;
+    assert_eq!(again.public_key, first.public_key);
+    assert_eq!(machine.agent()?, agent);
+    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
+
+    // A hung agent neither ends when asked nor calls.
+    signal(agent.pid, rustix::process::Signal::STOP);
+    let taken_over = machine.enroll(&request(&callback, 2))?;
+    assert_eq!(taken_over.public_key, first.public_key);
+    assert!(!agent.is_alive());
+    assert!(machine.agent()?.is_alive());
+    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
+    wait_for("a heartbeat of the new fence", || {
+        Ok(callback.heard().iter().any(|heard| heard.request.access_fence == 2).then_some(()))
+    })
+}
+
+#[test]
+fn enrolment_brings_back_what_was_killed_with_its_supervisor() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 1))?;
+    let (supervisor, agent) = (machine.supervisor()?, machine.agent()?);
+    for process in [&supervisor, &agent] {
+        signal(process.pid, rustix::process::Signal::KILL);
+    }
+    wait_for("the end of both", || Ok((!supervisor.is_alive() && !agent.is_alive()).then_some(())))?;
+    // The same fence: a repetition still has to leave a running agent behind.
+    machine.enroll(&request(&callback, 1))?;
+    assert!(machine.agent()?.is_alive());
+    assert_eq!(machine.processes()?.len(), 2);
+    Ok(())
+}
+
+#[test]
+fn refused_enrolment_changes_nothing() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 5))?;
+    let before = files(&machine.path())?;
+    assert_eq!(before.len(), 4);
+
+    let stale = machine.refusal(&request(&callback, 4))?;
+    assert_eq!((stale.kind(), stale.known_fence), (Kind::StaleFence, 5));
+    let other = "0b1a4a52-4a5c-4b66-8a5e-00000000ffff".to_owned();
+    let machine_id = wire::EnrollRequest { machine_id: other.clone(), ..request(&callback, 6) };
+    assert_eq!(machine.refusal(&machine_id)?.kind(), Kind::OtherMachine);
+    let bmdb_id = wire::EnrollRequest { bmdb_id: other, ..request(&callback, 6) };
+    assert_eq!(machine.refusal(&bmdb_id)?.kind(), Kind::OtherBmdb);
+    let invalid = wire::EnrollRequest { ca_certificates: vec![vec![0; 9]], ..request(&callback, 6) };
+    assert_eq!(machine.refusal(&invalid)?.kind(), Kind::Invalid);
+    let (_, garbage) = machine.enroll_bytes(b"GET / HTTP/1.1\r\n\r\n")?;
+    assert!(matches!(garbage.result, Some(Answer::Error(error)) if error.kind() == Kind::Invalid));
+
+    assert_eq!(files(&machine.path())?, before);
+    assert!(machine.agent()?.is_alive());
+    Ok(())
+}
+
+#[test]
+fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> Result<()> {
+    let refuses = Callback::start(|_| Err(Status::unauthenticated("")))?;
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    // Nobody listens where a listener just was.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let endpoints = vec![closed, refuses.endpoint.clone(), callback.endpoint.clone()];
+    let ca_certificates = vec![refuses.ca.clone(), callback.ca.clone()];
+    machine.enroll(&wire::EnrollRequest { endpoints, ca_certificates, ..request(&callback, 1) })?;
+    wait_for("three heartbeats in a row", || Ok((callback.heard().len() >= 3).then_some(())))?;
+    assert_eq!(refuses.heard().len(), 1, "what works is kept to");
+    assert_eq!(
+        refuses.heard()[0].request.seq,
+        callback.heard()[0].request.seq,
+        "a retry is the same heartbeat"
+    );
+
+    let status = machine.command("status").output()?;
+    let text = String::from_utf8(status.stdout)?;
+    assert!(text.contains("0b1a4a52-4a5c-4b66-8a5e-000000000001"), "{text}");
+    assert!(text.contains("access 1"), "{text}");
+    assert!(text.contains(&format!("to {}", callback.endpoint)), "{text}");
+    Ok(())
+}
+
+#[test]
+fn agent_moves_where_an_answer_sends_it_and_remembers() -> Result<()> {
+    let new = Callback::start(curious())?;
+    let (endpoint, ca) = (new.endpoint.clone(), new.ca.clone());
+    let old = Callback::start(move |_| {
+        Ok(wire::HeartbeatResponse {
+            endpoints: vec![endpoint.clone()],
+            ca_certificates: vec![ca.clone()],
+            ..Default::default()
+        })
+    })?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&old, 1))?;
+    wait_for("a heartbeat at the new place", || Ok((!new.heard().is_empty()).then_some(())))?;
+    let incarnation = new.heard()[0].request.incarnation.clone();
+    let at_old = old.heard().len();
+    signal(machine.agent()?.pid, rustix::process::Signal::KILL);
+    wait_for("a heartbeat of the next incarnation", || {
+        Ok(new.heard().iter().any(|heard| heard.request.incarnation != incarnation).then_some(()))
+    })?;
+    assert_eq!(old.heard().len(), at_old, "the old place is not asked again");
+    Ok(())
+}
+
+#[test]
+fn agent_survives_settings_that_lead_nowhere() -> Result<()> {
+    let nowhere = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let callback = Callback::start(move |_| {
+        Ok(wire::HeartbeatResponse { endpoints: vec![nowhere.clone()], ..Default::default() })
+    })?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 1))?;
+    wait_for("heartbeats after the bad advice", || Ok((callback.heard().len() >= 3).then_some(())))
+}
+
+#[test]
+fn server_of_another_authority_hears_nothing() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let stranger = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let ca_certificates = vec![stranger.ca.clone()];
+    machine.enroll(&wire::EnrollRequest { ca_certificates, ..request(&callback, 1) })?;
+    let last = wait_for("a failed heartbeat", || Ok(machine.state().last_heartbeat()?))?;
+    let error = last.error.context("it was delivered")?;
+    assert!(error.contains("certificate"), "{error}");
+    assert!(callback.heard().is_empty());
+    Ok(())
+}
+
+#[test]
+fn damaged_state_and_a_second_agent_are_answered_in_words() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let output = machine.command("run").output()?;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr)?.contains("this machine is not enrolled"));
+
+    machine.enroll(&request(&callback, 1))?;
+    let second = machine.command("run").output()?;
+    assert_eq!(second.status.code(), Some(1));
+    let text = String::from_utf8(second.stderr)?;
+    assert!(text.contains("another role server already runs in"), "{text}");
+
+    std::fs::write(machine.path().join("enrolment.json"), b"{\"machine_id\":")?;
+    let error = machine.refusal(&request(&callback, 2))?;
+    assert_eq!(error.kind(), Kind::Failed);
+    assert!(error.message.contains("enrolment.json is damaged"), "{}", error.message);
+    Ok(())
+}
