@@ -36,3 +36,5 @@ pub mod model;
 pub mod proto;
 #[cfg(feature = "roleserver")]
 pub mod roleserver;
+#[cfg(feature = "shepherd")]
+pub mod server;
