@@ -184,7 +184,8 @@ impl GroupCommit {
         // Halves that are still to be sent. An empty group is sent too: it says that we listen.
         let mut parts = vec![std::mem::take(&mut plain)];
         while let Some(mut part) = parts.pop() {
-            let heartbeats: Arc<[Arc<Heartbeat>]> = part.iter().map(|entry| entry.heartbeat.clone()).collect();
+            let heartbeats: Arc<[Arc<Heartbeat>]> =
+                part.iter().map(|entry| entry.heartbeat.clone()).collect();
             match self.bmdb.store_group(self.shard, heartbeats).await {
                 Ok(mut stored) => {
                     for entry in part {
@@ -318,14 +319,21 @@ async fn store_plain(
                 .doing(what)?
                 .into_iter()
                 .map(|row| {
-                    let installation =
-                        PendingInstallation::from_columns(row.generation, row.artefact_url, row.artefact_sha256);
+                    let installation = PendingInstallation::from_columns(
+                        row.generation,
+                        row.artefact_url,
+                        row.artefact_sha256,
+                    );
                     (MachineId(row.machine_id), Wants { hardware_report: row.wants_report, installation })
                 })
                 .collect()
         };
     }
-    Ok(if skip_locked { store!("sql/heartbeat/batch.sql") } else { store!("sql/heartbeat/batch_waiting.sql") })
+    Ok(if skip_locked {
+        store!("sql/heartbeat/batch.sql")
+    } else {
+        store!("sql/heartbeat/batch_waiting.sql")
+    })
 }
 
 async fn listen(tx: &mut PgConnection, shard: i64) -> Result<(), BmdbError> {

@@ -257,7 +257,9 @@ async fn store(bmdb: &Bmdb, tx: &mut PgConnection, heartbeat: &Heartbeat) -> Res
     let event = match judge(&snapshot.facts, phase, &known, heartbeat) {
         Verdict::Unauthenticated => return Ok(Outcome::Unauthenticated),
         Verdict::Stale => return Ok(Outcome::Stale),
-        Verdict::Repeated => return Ok(Outcome::Repeated(wants(&snapshot.facts, &known, heartbeat, pending))),
+        Verdict::Repeated => {
+            return Ok(Outcome::Repeated(wants(&snapshot.facts, &known, heartbeat, pending)));
+        }
         Verdict::Accepted { event } => event,
     };
     for change in &changes_of(&snapshot.facts, heartbeat) {
@@ -305,12 +307,8 @@ mod tests {
         let at = Timestamp::UNIX_EPOCH;
         let mut facts = MachineFacts::unknown(MachineId::generate(), at);
         facts.agent_started = Some(AgentStarted { at, public_key: KEY.to_vec(), boot_id: None, fence: 1 });
-        facts.heartbeat = Some(StoredHeartbeat {
-            at,
-            boot_id: boot.to_owned(),
-            incarnation: "i".to_owned(),
-            sequence,
-        });
+        facts.heartbeat =
+            Some(StoredHeartbeat { at, boot_id: boot.to_owned(), incarnation: "i".to_owned(), sequence });
         facts
     }
 

@@ -159,7 +159,7 @@ impl Metrics {
         add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// All of it in the OpenMetrics text format.
+    /// All of it in the text format.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
@@ -179,9 +179,11 @@ mod tests {
         metrics.heartbeats.get_or_create(&ByResult { result: "stored" }).inc_by(3);
         more.inc();
         let text = metrics.clone().encode().unwrap();
-        for line in
-            ["shepherd_heartbeats_total{result=\"stored\"} 3", "shepherd_loops_total 1", "shepherd_schedule_drift_total 0"]
-        {
+        for line in [
+            "shepherd_heartbeats_total{result=\"stored\"} 3",
+            "shepherd_loops_total 1",
+            "shepherd_schedule_drift_total 0",
+        ] {
             assert!(text.lines().any(|shown| shown == line), "{line} is missing in\n{text}");
         }
     }

@@ -116,8 +116,7 @@ impl SecretsKey {
         let text = SecretSlice::from(text);
         let no_key = || SecretError::NoKey { path: path.to_owned() };
         let text = std::str::from_utf8(text.expose_secret()).map_err(|_| no_key())?;
-        let line =
-            text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+        let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
         let identity = line.and_then(|line| line.parse().ok()).ok_or_else(no_key)?;
         Ok(Self { identity, path: path.to_owned() })
     }
@@ -132,8 +131,8 @@ impl SecretsKey {
         if let Some(secret) = self.get(bmdb, name).await? {
             return Ok(secret);
         }
-        let made = make().map_err(|reason| SecretError::Make { name: name.to_owned(), reason })?;
-        let sealed = self.seal(name, &made)?;
+        let secret = make().map_err(|reason| SecretError::Make { name: name.to_owned(), reason })?;
+        let sealed = self.seal(name, &secret)?;
         let (row, what) = (name.to_owned(), "keeping a sealed secret");
         bmdb.transact(what, move |tx| {
             let (row, sealed) = (row.clone(), sealed.clone());
