@@ -155,6 +155,13 @@ pub fn agent_key(certificate: &CertificateDer<'_>) -> Result<[u8; 32], Error> {
     if !ed25519(&spki.algorithm.algorithm) || !ed25519(&parsed.signature_algorithm.algorithm) {
         return Err(Error::InvalidCertificate(CertificateError::BadSignature));
     }
+    // Both are bit strings of whole bytes; the parser takes others too.
+    if spki.subject_public_key.unused_bits != 0
+        || parsed.signature_value.unused_bits != 0
+        || parsed.signature_algorithm != parsed.tbs_certificate.signature
+    {
+        return Err(malformed());
+    }
     let key: [u8; 32] = spki.subject_public_key.data.as_ref().try_into().map_err(|_| malformed())?;
     if parsed.issuer() != parsed.subject() {
         return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
