@@ -41,6 +41,10 @@ pub mod providers;
 #[cfg(feature = "roleserver")]
 pub mod roleserver;
 #[cfg(feature = "shepherd")]
+<<<<<<< HEAD
+pub mod server;
+=======
 pub mod simulator;
 #[cfg(feature = "shepherd")]
 pub mod takeover;
+>>>>>>> main

@@ -346,3 +346,86 @@ fn quoted(path: &Path) -> String {
     let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
     format!("\"{text}\"")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plan_follows_the_wish_and_the_host() {
+        let host = |systemd, root, user_manager| Host { systemd, root, user_manager };
+        for (wish, host, expected) in [
+            (Wish::Auto, host(true, true, false), Some(Plan::SystemUnit)),
+            (Wish::Auto, host(true, false, true), Some(Plan::UserUnit)),
+            (Wish::Auto, host(true, false, false), Some(Plan::Detached)),
+            (Wish::Auto, host(false, true, true), Some(Plan::Detached)),
+            (Wish::Systemd, host(true, true, true), Some(Plan::SystemUnit)),
+            (Wish::Systemd, host(true, false, false), None),
+            (Wish::Systemd, host(false, true, false), None),
+            (Wish::Detached, host(true, true, true), Some(Plan::Detached)),
+            (Wish::External, host(true, true, true), Some(Plan::External)),
+        ] {
+            assert_eq!(plan(wish, host).ok(), expected, "{wish:?} {host:?}");
+        }
+    }
+
+    #[test]
+    fn unit_restarts_for_ever_and_quotes_its_paths() {
+        let unit = Systemd::system().unit(Path::new("/root/role server"), Path::new("/var/lib/100%"));
+        assert!(
+            unit.contains("ExecStart=\"/root/role server\" run --state_dir \"/var/lib/100%%\"\n"),
+            "{unit}"
+        );
+        for line in ["Restart=always", "StartLimitIntervalSec=0", "WantedBy=multi-user.target"] {
+            assert!(unit.lines().any(|found| found == line), "{unit}");
+        }
+    }
+
+    /// A manager whose `systemctl` notes what it is asked, and fails when asked for `fails`.
+    fn manager(root: &Path, fails: &str) -> Systemd {
+        let script = root.join("systemctl");
+        let log = root.join("calls");
+        let text = format!(
+            "#!/bin/sh\necho \"$@\" >> {}\n[ \"$1\" != \"{fails}\" ] || {{ echo Access denied >&2; exit 4; }}\n",
+            log.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        // Through the shell: a file that was just written may still be open for writing in a
+        // process that another test is starting, and cannot be executed then.
+        let systemctl = vec!["sh".to_owned(), script.display().to_string()];
+        Systemd { systemctl, units: root.join("units"), wanted_by: "multi-user.target" }
+    }
+
+    fn wanted() -> Wanted {
+        Wanted { program: "/opt/roleserver".into(), program_sha256: "5a".to_owned(), revision: 3 }
+    }
+
+    #[test]
+    fn unit_is_installed_once_and_left_alone_while_the_right_agent_runs() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        // This process stands in for the agent that the manager would start.
+        state.record_agent(&Process::this(3, "5a".to_owned()).unwrap()).unwrap();
+        let systemd = manager(root.path(), "nothing");
+        let calls = || std::fs::read_to_string(root.path().join("calls")).unwrap();
+        let (supervision, warnings) = ensure(Plan::SystemUnit, &systemd, &state, &wanted()).unwrap();
+        assert_eq!((supervision, warnings), (wire::Supervision::Systemd, vec![]));
+        let first = "daemon-reload\nenable roleserver.service\nrestart roleserver.service\n";
+        assert_eq!(calls(), first);
+        let unit = std::fs::read_to_string(systemd.units.join(UNIT)).unwrap();
+        assert!(unit.contains("\"/opt/roleserver\" run"), "{unit}");
+        assert_eq!(std::fs::read_dir(&systemd.units).unwrap().count(), 1, "no temporary file stays");
+
+        ensure(Plan::SystemUnit, &systemd, &state, &wanted()).unwrap();
+        assert_eq!(calls(), format!("{first}enable roleserver.service\n"));
+    }
+
+    #[test]
+    fn refusing_manager_is_quoted() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        let systemd = manager(root.path(), "enable");
+        let error = ensure(Plan::SystemUnit, &systemd, &state, &wanted()).unwrap_err().to_string();
+        assert!(error.ends_with("systemctl enable roleserver.service` failed: Access denied"), "{error}");
+    }
+}

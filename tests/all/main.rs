@@ -2,10 +2,14 @@
 //! module per capability.
 
 mod architecture;
+mod callback;
 mod dependencies;
 mod harness;
 mod private_postgres;
 mod roleserver;
+<<<<<<< HEAD
+=======
 mod sshd;
 mod takeover;
+>>>>>>> main
 mod test_database;

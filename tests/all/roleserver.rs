@@ -319,6 +319,8 @@ fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> Result<(
     })?;
     assert!(before[0].request.hardware_report.is_none(), "the first heartbeat is empty");
     assert!(with_report(&before[1]), "the second carries the report");
+    let report = before[1].request.hardware_report.as_ref().context("no report")?;
+    assert!(!report.cpus.is_empty() && report.memory.is_some_and(|memory| memory.installed_bytes > 0));
     for heard in &before {
         assert_eq!(heard.public_key, success.public_key);
         assert_eq!(heard.request.machine_id, request.machine_id);

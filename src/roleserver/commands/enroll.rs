@@ -25,6 +25,9 @@ use crate::roleserver::supervision::{self, Plan, Systemd, Wanted, Wish};
 /// How long another enrolment of the same machine may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long a request may take to arrive.
+const REQUEST_PATIENCE: Duration = Duration::from_mins(1);
+
 /// Answers one request.
 pub fn execute(state_directory: &Path, home: Option<&Path>, wish: Wish) -> Result<(), CommandError> {
     let input = std::io::stdin();
@@ -35,13 +38,7 @@ pub fn execute(state_directory: &Path, home: Option<&Path>, wish: Wish) -> Resul
                 .to_owned(),
         ));
     }
-    let mut bytes = Vec::new();
-    let limit = u64::try_from(REQUEST_LIMIT_BYTES).unwrap_or(u64::MAX) + 1;
-    input
-        .lock()
-        .take(limit)
-        .read_to_end(&mut bytes)
-        .map_err(|error| CommandError::Failed(format!("reading the request failed: {error}")))?;
+    let bytes = read_request(input)?;
     let answer = decode(&bytes)
         .and_then(|request| enroll(state_directory, home, wish, request))
         .unwrap_or_else(|error| {
@@ -53,6 +50,26 @@ pub fn execute(state_directory: &Path, home: Option<&Path>, wish: Wish) -> Resul
         .write_all(&answer.encode_to_vec())
         .and_then(|()| output.flush())
         .map_err(|error| CommandError::Failed(format!("writing the answer failed: {error}")))
+}
+
+/// Reads to the end, within limits of size and time: a session that was cut in a
+/// way that nobody noticed must not leave a process waiting for ever.
+fn read_request(input: std::io::Stdin) -> Result<Vec<u8>, CommandError> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let limit = u64::try_from(REQUEST_LIMIT_BYTES).unwrap_or(u64::MAX) + 1;
+        let mut bytes = Vec::new();
+        let read = input.lock().take(limit).read_to_end(&mut bytes);
+        // Nobody listens any more once the time is over.
+        let _ = sender.send(read.map(|_| bytes));
+    });
+    receiver
+        .recv_timeout(REQUEST_PATIENCE)
+        .map_err(|_| {
+            let seconds = REQUEST_PATIENCE.as_secs();
+            CommandError::Failed(format!("standard input did not end within {seconds} s; a request does"))
+        })?
+        .map_err(|error| CommandError::Failed(format!("reading the request failed: {error}")))
 }
 
 fn decode(bytes: &[u8]) -> Result<wire::EnrollRequest, EnrollError> {
