@@ -30,23 +30,17 @@ pub mod claim;
 pub mod connection;
 pub mod error;
 pub mod facts;
-<<<<<<< HEAD
 #[cfg(feature = "shepherd")]
 pub mod group_commit;
 #[cfg(feature = "shepherd")]
 pub mod heartbeat;
-pub mod intent;
-pub mod keeper;
-pub mod lease;
-#[cfg(feature = "shepherd")]
-pub mod metrics;
-=======
 pub mod host_key;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
 pub mod live;
->>>>>>> main
+#[cfg(feature = "shepherd")]
+pub mod metrics;
 pub mod policy;
 pub mod postgres_programs;
 pub mod private_postgres;
@@ -60,5 +54,6 @@ pub mod session;
 pub mod setup;
 pub mod silence;
 pub mod sweeper;
+pub mod url;
 pub mod wakeup;
 pub mod work;

@@ -7,9 +7,6 @@ mod dependencies;
 mod harness;
 mod private_postgres;
 mod roleserver;
-<<<<<<< HEAD
-=======
 mod sshd;
 mod takeover;
->>>>>>> main
 mod test_database;
