@@ -436,6 +436,29 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> Resul
 }
 
 #[test]
+fn endpoint_that_accepts_and_says_nothing_is_left_after_the_time_limit() -> Result<()> {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let endpoints = vec![silent.local_addr()?.to_string(), callback.endpoint.clone()];
+    machine.enroll(&wire::EnrollRequest { endpoints, ..request(&callback, 1) })?;
+    wait_for("heartbeats at the other endpoint", || Ok((callback.heard().len() >= 2).then_some(())))
+}
+
+#[test]
+fn lost_key_is_made_anew_and_the_agent_proves_the_new_one() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let first = machine.enroll(&request(&callback, 1))?;
+    std::fs::remove_file(machine.path().join("identity.pk8"))?;
+    let second = machine.enroll(&request(&callback, 1))?;
+    assert_ne!(first.public_key, second.public_key);
+    wait_for("a heartbeat with the new key", || {
+        Ok(callback.heard().iter().any(|heard| heard.public_key == second.public_key).then_some(()))
+    })
+}
+
+#[test]
 fn agent_moves_where_an_answer_sends_it_and_remembers() -> Result<()> {
     let new = Callback::start(curious())?;
     let (endpoint, ca) = (new.endpoint.clone(), new.ca.clone());
