@@ -252,6 +252,36 @@ fn enrolment_brings_back_what_was_killed_with_its_supervisor() -> Result<()> {
 }
 
 #[test]
+fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let fences = [3, 1, 4, 2];
+    let answers: Vec<Result<_>> = std::thread::scope(|scope| {
+        let asked = fences.map(|fence| {
+            let bytes = request(&callback, fence).encode_to_vec();
+            let machine = &machine;
+            scope.spawn(move || machine.enroll_bytes(&bytes))
+        });
+        asked.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("panicked"))?).collect()
+    });
+    for (fence, answer) in fences.into_iter().zip(answers) {
+        match answer?.1.result {
+            Some(Answer::Success(_)) => {}
+            Some(Answer::Error(error)) => {
+                assert_eq!(error.kind(), Kind::StaleFence, "{error:?}");
+                assert!(error.known_fence > fence, "{error:?}");
+            }
+            None => bail!("no answer"),
+        }
+    }
+    assert_eq!(machine.state().enrolment()?.context("not enrolled")?.access_fence(), 4);
+    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
+    wait_for("a heartbeat of the highest fence", || {
+        Ok(callback.heard().last().is_some_and(|heard| heard.request.access_fence == 4).then_some(()))
+    })
+}
+
+#[test]
 fn refused_enrolment_changes_nothing() -> Result<()> {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
