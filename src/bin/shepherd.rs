@@ -66,7 +66,9 @@ fn parse(mut arguments: Vec<OsString>) -> Result<(Flags, ConfigurationFile), Fai
         Ok(flags) => Ok((flags, file)),
         Err(error) if !error.use_stderr() => {
             // --help and --version.
-            error.print().map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))?;
+            error
+                .print()
+                .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))?;
             Err(Failure { code: 0, sentence: String::new() })
         }
         Err(error) => {
@@ -83,7 +85,8 @@ async fn run_simulator(args: SimulatorArgs) -> Result<(), Failure> {
         return writeln!(std::io::stdout(), "{said}")
             .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")));
     }
-    let run = args.run.ok_or_else(|| Failure::usage("give --state FILE, where the simulated fleet is kept"))?;
+    let run =
+        args.run.ok_or_else(|| Failure::usage("give --state FILE, where the simulated fleet is kept"))?;
     let (mut terminate, mut interrupt) = run::signals()?;
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();

@@ -28,7 +28,15 @@ const PLAN: &[(&str, &[&str])] = &[
     (
         "bin",
         &[
-            "service", "server", "manager", "cli", "providers", "takeover", "bmdb", "model", "roleserver",
+            "service",
+            "server",
+            "manager",
+            "cli",
+            "providers",
+            "takeover",
+            "bmdb",
+            "model",
+            "roleserver",
             "simulator",
         ],
     ),
