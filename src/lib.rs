@@ -32,9 +32,17 @@
 
 #[cfg(feature = "bmdb")]
 pub mod bmdb;
+#[cfg(feature = "shepherd")]
+pub mod manager;
 pub mod model;
 pub mod proto;
+#[cfg(feature = "shepherd")]
+pub mod providers;
 #[cfg(feature = "roleserver")]
 pub mod roleserver;
 #[cfg(feature = "shepherd")]
 pub mod server;
+#[cfg(feature = "shepherd")]
+pub mod simulator;
+#[cfg(feature = "shepherd")]
+pub mod takeover;

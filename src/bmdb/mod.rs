@@ -34,20 +34,25 @@ pub mod facts;
 pub mod group_commit;
 #[cfg(feature = "shepherd")]
 pub mod heartbeat;
+pub mod host_key;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
+pub mod live;
 #[cfg(feature = "shepherd")]
 pub mod metrics;
 pub mod policy;
 pub mod postgres_programs;
 pub mod private_postgres;
 mod private_postgres_directory;
+pub mod provision;
 pub mod reaper;
 pub mod schedule;
 #[cfg(feature = "shepherd")]
 pub mod secret;
 pub mod session;
 pub mod setup;
+pub mod silence;
 pub mod sweeper;
+pub mod wakeup;
 pub mod work;

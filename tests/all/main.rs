@@ -7,4 +7,6 @@ mod dependencies;
 mod harness;
 mod private_postgres;
 mod roleserver;
+mod sshd;
+mod takeover;
 mod test_database;

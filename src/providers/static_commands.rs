@@ -1,0 +1,224 @@
+//! Power commands of a static device list: programs run on the shepherd's host.
+//!
+//! A command is an argument vector and never a shell's text, so nothing in a
+//! device list can be more than an argument. It runs in a process group of its
+//! own, because what such scripts start (an `ipmitool`, a `curl` to a power strip)
+//! must die with them: when the limit passes, or when whoever asked goes away,
+//! the whole group is killed.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
+
+use crate::model::ids::IntentId;
+use crate::model::provider_status::PowerState;
+use crate::providers::provider::{ErrorClass, ProviderError};
+
+/// How long a power command may take.
+pub const LIMIT: Duration = Duration::from_mins(1);
+/// How much of each output is kept; the rest is read and thrown away, so that a command that talks a
+/// lot does not stall on a full pipe.
+const KEPT_BYTES: usize = 16 << 10;
+/// How much of what it complained about is shown.
+const SHOWN: usize = 300;
+
+/// Runs `argv` with `word` appended and returns what it printed.
+///
+/// The environment is this process's without what belongs to the shepherd itself
+/// (`SHEPHERD_…`, `PGPASSWORD`), and with `SHEPHERD_INTENT_ID` where there is an intent.
+pub async fn run(
+    argv: &[String],
+    word: &str,
+    intent: Option<IntentId>,
+    limit: Duration,
+) -> Result<String, ProviderError> {
+    let Some((program, arguments)) = argv.split_first() else {
+        return Err(ProviderError::new(
+            ErrorClass::Configuration,
+            "power command",
+            "the power command is empty",
+        ));
+    };
+    let failed = |class, what: String| {
+        ProviderError::new(class, program.as_str(), format!("the power command {program} … {word} {what}"))
+    };
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .arg(word)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    for (name, _) in std::env::vars_os() {
+        let name_text = name.to_string_lossy();
+        if name_text.starts_with("SHEPHERD_") || name_text == "PGPASSWORD" {
+            command.env_remove(&name);
+        }
+    }
+    if let Some(intent) = intent {
+        command.env("SHEPHERD_INTENT_ID", intent.to_string());
+    }
+    let child = command
+        .spawn()
+        .map_err(|error| failed(ErrorClass::Configuration, format!("cannot be started: {error}")))?;
+    let mut group = Group { child };
+    let (stdout, stderr) = (group.child.stdout.take(), group.child.stderr.take());
+    let finished = tokio::time::timeout(limit, async {
+        // A grandchild that keeps the pipes open counts as the command still running.
+        let (status, stdout, stderr) = tokio::join!(group.child.wait(), read(stdout), read(stderr));
+        status.map(|status| (status, stdout, stderr))
+    })
+    .await;
+    match finished {
+        Err(_) => {
+            drop(group);
+            Err(failed(
+                ErrorClass::Transient,
+                format!("did not end within {} s and was killed with all it started", limit.as_secs_f32()),
+            ))
+        }
+        Ok(Err(error)) => Err(failed(ErrorClass::Transient, format!("cannot be waited for: {error}"))),
+        Ok(Ok((status, stdout, _))) if status.success() => Ok(stdout),
+        Ok(Ok((status, stdout, stderr))) => {
+            let complaint = tail(if stderr.trim().is_empty() { &stdout } else { &stderr });
+            Err(failed(ErrorClass::Transient, format!("failed ({status}): {complaint}")))
+        }
+    }
+}
+
+/// Reads what `status` printed: `on` or `off`, alone.
+pub fn power_state(printed: &str, program: &str) -> Result<PowerState, ProviderError> {
+    match printed.trim() {
+        "on" => Ok(PowerState::On),
+        "off" => Ok(PowerState::Off),
+        other => Err(ProviderError::new(
+            ErrorClass::Unreadable,
+            program,
+            format!("the power command {program} … status printed {:?}; expected on or off", tail(other)),
+        )),
+    }
+}
+
+/// A command and all it started; dropped while running, all of it is killed.
+struct Group {
+    child: Child,
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // `id` is `None` once the command was waited for: its number may belong to others by then.
+        let Some(pid) = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) else {
+            return;
+        };
+        if let Err(error) = kill_process_group(pid, Signal::KILL) {
+            tracing::warn!(%error, "cannot kill a power command");
+        }
+    }
+}
+
+async fn read(output: Option<impl AsyncRead + Unpin>) -> String {
+    let Some(mut output) = output else { return String::new() };
+    let mut kept = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(read @ 1..) = output.read(&mut buffer).await {
+        kept.extend_from_slice(&buffer[..read]);
+        // The end is what tells.
+        if kept.len() > 2 * KEPT_BYTES {
+            kept.drain(..kept.len() - KEPT_BYTES);
+        }
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+fn tail(text: &str) -> String {
+    let text = text.trim();
+    let skipped = text.chars().count().saturating_sub(SHOWN);
+    text.chars().skip(skipped).map(|character| if character.is_control() { ' ' } else { character }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn argv(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[tokio::test]
+    async fn arguments_reach_the_program_as_they_are() {
+        let printed = run(&argv(&["/bin/echo", "$HOME; `id`", "a  b"]), "status", None, LIMIT).await.unwrap();
+        assert_eq!(printed, "$HOME; `id` a  b status\n");
+    }
+
+    #[tokio::test]
+    async fn a_failure_shows_what_the_command_complained_about() {
+        let script = argv(&["/bin/sh", "-c", "echo outlet 7 is on fire >&2; exit 3"]);
+        let error = run(&script, "on", None, LIMIT).await.unwrap_err();
+        assert_eq!(error.class, ErrorClass::Transient);
+        assert!(
+            error.sentence.contains("exit status: 3") && error.sentence.contains("outlet 7 is on fire"),
+            "{}",
+            error.sentence
+        );
+        let error = run(&argv(&["/nonexistent"]), "on", None, LIMIT).await.unwrap_err();
+        assert_eq!(error.class, ErrorClass::Configuration);
+    }
+
+    #[tokio::test]
+    async fn the_intent_is_given_and_nothing_else_of_the_shepherd() {
+        let intent = IntentId::generate();
+        let printed = run(&argv(&["/bin/sh", "-c", "env"]), "on", Some(intent), LIMIT).await.unwrap();
+        let ours: Vec<_> = printed.lines().filter(|line| line.starts_with("SHEPHERD_")).collect();
+        assert_eq!(ours, [format!("SHEPHERD_INTENT_ID={intent}")]);
+    }
+
+    #[tokio::test]
+    async fn the_limit_kills_the_command_and_all_it_started() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("pids");
+        // The grandchild ignores the polite signal and keeps the pipes open.
+        let script =
+            format!("trap '' TERM; sleep 600 & echo $$ $! > {0}.new; mv {0}.new {0}; wait", file.display());
+        let started = Instant::now();
+        let words = argv(&["/bin/sh", "-c", &script]);
+        let running = run(&words, "off", None, Duration::from_secs(2));
+        let error = running.await.unwrap_err();
+        assert!(error.sentence.contains("was killed with all it started"), "{}", error.sentence);
+        assert!(started.elapsed() < Duration::from_secs(30));
+        let pids = std::fs::read_to_string(&file).unwrap();
+        for pid in pids.split_whitespace() {
+            let gone = || match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+                // A zombie is dead; whoever adopted it has only not looked yet.
+                Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+                Err(_) => true,
+            };
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while !gone() {
+                assert!(Instant::now() < deadline, "process {pid} is still there");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_command_that_talks_without_end_is_cut_and_not_stalled() {
+        let script = argv(&["/bin/sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x; echo; echo on"]);
+        let printed = run(&script, "status", None, LIMIT).await.unwrap();
+        assert!(printed.len() <= 2 * KEPT_BYTES + 4096 && printed.ends_with("\non\n"));
+    }
+
+    #[test]
+    fn only_on_and_off_are_states() {
+        assert_eq!(power_state("on\n", "pdu").unwrap(), PowerState::On);
+        assert_eq!(power_state(" off ", "pdu").unwrap(), PowerState::Off);
+        for other in ["", "ON", "on off", "Chassis Power is on"] {
+            assert_eq!(power_state(other, "pdu").unwrap_err().class, ErrorClass::Unreadable, "{other}");
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! The text of a static device list, read strictly.
+//!
+//! A JSON array of objects:
+//!
+//! ```json
+//! [
+//!   {"ID": "rack1-07", "Addr": "192.0.2.7", "Port": 22, "User": "admin", "Location": "rack 1",
+//!    "PowerCommand": ["/usr/local/bin/pdu", "outlet-7"],
+//!    "RebootCommand": ["sudo", "-n", "/sbin/reboot"]}
+//! ]
+//! ```
+//!
+//! `ID` and `Addr` are needed. Whoever edits such a list by hand gets the line
+//! and the field of a mistake: a list of a thousand lines with "invalid type"
+//! somewhere is no help. And nothing is overlooked in silence: a misspelt
+//! `PowerComand` would otherwise be noticed on the night it is needed.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, de};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// The longest text accepted in a field.
+const LONGEST_FIELD: usize = 1024;
+/// The longest DNS name (RFC 1035) and the longest part of one.
+const LONGEST_NAME: usize = 253;
+const LONGEST_LABEL: usize = 63;
+/// How much of a wrong value is shown.
+const SHOWN: usize = 40;
+
+/// One machine of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// The operator's id of it, unique in the list.
+    pub id: String,
+    /// DNS name or IP literal.
+    pub address: String,
+    /// SSH port, when not 22.
+    pub port: Option<u16>,
+    /// SSH user, when not the configured one.
+    pub user: Option<String>,
+    /// Where it stands.
+    pub location: Option<String>,
+    /// Run on the shepherd's host with `on`, `off`, `cycle` or `status` appended.
+    pub power_command: Option<Vec<String>>,
+    /// Run on the machine over SSH.
+    pub reboot_command: Option<Vec<String>>,
+}
+
+/// A list that is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListError {
+    /// The line of the mistake, from 1.
+    pub line: usize,
+    /// The field, where it is one field's.
+    pub field: Option<String>,
+    /// What was expected, and what was found.
+    pub problem: String,
+}
+
+impl fmt::Display for ListError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}", self.line)?;
+        if let Some(field) = &self.field {
+            write!(f, ", field {field:?}")?;
+        }
+        write!(f, ": {}", self.problem)
+    }
+}
+
+/// Reads a whole list, or says where it goes wrong first.
+pub fn parse(text: &str) -> Result<Vec<Device>, ListError> {
+    let elements: Vec<&RawValue> = serde_json::from_str(text).map_err(|error| {
+        let said = error.to_string();
+        let said = said.split(" at line ").next().unwrap_or_default();
+        ListError {
+            line: error.line().max(1),
+            field: None,
+            problem: if error.is_data() {
+                format!("expected a JSON array of devices, found {}", kind(text))
+            } else {
+                format!("this is not JSON: {said} (column {})", error.column())
+            },
+        }
+    })?;
+    let mut devices = Vec::with_capacity(elements.len());
+    let mut seen: HashMap<String, &str> = HashMap::with_capacity(elements.len());
+    for element in elements {
+        let (device, id_text) = device(text, element)?;
+        if let Some(first) = seen.insert(device.id.clone(), id_text) {
+            let first = line_of(text, first);
+            return Err(at(
+                text,
+                id_text,
+                "ID",
+                format!("{:?} is already the id of line {first}", device.id),
+            ));
+        }
+        devices.push(device);
+    }
+    Ok(devices)
+}
+
+/// Checks an address: a DNS name or an IP literal, and nothing around it. The error says what is wrong.
+pub fn check_address(address: &str) -> Result<(), String> {
+    let expected = "expected a DNS name or an IP address";
+    if address.is_empty() {
+        return Err(format!("{expected}, found \"\""));
+    }
+    if address.parse::<IpAddr>().is_ok() {
+        return Ok(());
+    }
+    let shown = shorten(address);
+    if address.contains('@') {
+        return Err(format!("{expected} without a user (that is \"User\"), found {shown:?}"));
+    }
+    if address.starts_with('[') {
+        return Err(format!("{expected} without brackets, found {shown:?}"));
+    }
+    if let Some((host, port)) = address.rsplit_once(':')
+        && !host.contains(':')
+        && port.bytes().all(|byte| byte.is_ascii_digit())
+    {
+        return Err(format!("{expected} without a port (that is \"Port\"), found {shown:?}"));
+    }
+    let name = address.strip_suffix('.').unwrap_or(address);
+    let labels = || name.split('.');
+    let well_formed = name.len() <= LONGEST_NAME
+        && labels().all(|label| {
+            (1..=LONGEST_LABEL).contains(&label.len())
+                && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+        });
+    // A last label of digits is an IPv4 address that is none (RFC 3696, section 2).
+    let numeric = labels().next_back().is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()));
+    if well_formed && !numeric { Ok(()) } else { Err(format!("{expected}, found {shown:?}")) }
+}
+
+/// The members of an object in their order, repeated ones included, with the text of each value.
+struct Members<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+
+            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+                Err(E::invalid_type(de::Unexpected::Unit, &self))
+            }
+        }
+
+        deserializer.deserialize_map(InOrder)
+    }
+}
+
+fn device<'a>(text: &str, element: &'a RawValue) -> Result<(Device, &'a str), ListError> {
+    let Ok(Members(members)) = serde_json::from_str(element.get()) else {
+        return Err(ListError {
+            line: line_of(text, element.get()),
+            field: None,
+            problem: format!("expected an object for each device, found {}", kind(element.get())),
+        });
+    };
+    let mut fields: HashMap<&str, &'a str> = HashMap::new();
+    for (name, value) in &members {
+        let value = value.get();
+        if !FIELDS.contains(&name.as_str()) {
+            let problem = match FIELDS.iter().find(|field| field.eq_ignore_ascii_case(name)) {
+                Some(meant) => format!("unknown field; it is written {meant:?}"),
+                None => format!("unknown field; known are {}", FIELDS.join(", ")),
+            };
+            return Err(at(text, value, name, problem));
+        }
+        if fields.insert(name, value).is_some() {
+            return Err(at(text, value, name, "given twice in one device".to_owned()));
+        }
+    }
+    let missing = |field: &str| ListError {
+        line: line_of(text, element.get()),
+        field: Some(field.to_owned()),
+        problem: "missing in the device that begins here".to_owned(),
+    };
+    let read =
+        |field: &'static str, reader: fn(&Value) -> Result<(), String>| -> Result<Option<Value>, ListError> {
+            let Some(value_text) = fields.get(field) else { return Ok(None) };
+            let wrong = |problem| at(text, value_text, field, problem);
+            let value: Value = serde_json::from_str(value_text).map_err(|error| wrong(error.to_string()))?;
+            reader(&value).map_err(wrong)?;
+            Ok(Some(value))
+        };
+    let string = |value: Option<Value>| match value {
+        Some(Value::String(text)) => Some(text),
+        _ => None,
+    };
+    let id_text = fields.get("ID").copied().ok_or_else(|| missing("ID"))?;
+    let device = Device {
+        id: string(read("ID", label)?).ok_or_else(|| missing("ID"))?,
+        address: string(read("Addr", address)?).ok_or_else(|| missing("Addr"))?,
+        port: read("Port", port)?.as_ref().and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok()),
+        user: string(read("User", user)?),
+        location: string(read("Location", label)?),
+        power_command: read("PowerCommand", command)?.map(words),
+        reboot_command: read("RebootCommand", command)?.map(words),
+    };
+    Ok((device, id_text))
+}
+
+const FIELDS: [&str; 7] = ["ID", "Addr", "Port", "User", "Location", "PowerCommand", "RebootCommand"];
+
+fn label(value: &Value) -> Result<(), String> {
+    match value.as_str() {
+        Some("") => Err("expected a text, found \"\"".to_owned()),
+        Some(text) if text.len() > LONGEST_FIELD => {
+            Err(format!("expected at most {LONGEST_FIELD} bytes, found {}", text.len()))
+        }
+        Some(text) if text.chars().any(char::is_control) => {
+            Err("expected a text without control characters".to_owned())
+        }
+        Some(_) => Ok(()),
+        None => Err(format!("expected a text, found {}", kind(&value.to_string()))),
+    }
+}
+
+fn address(value: &Value) -> Result<(), String> {
+    match value.as_str() {
+        Some(text) => check_address(text),
+        None => Err(format!("expected a DNS name or an IP address, found {}", kind(&value.to_string()))),
+    }
+}
+
+fn port(value: &Value) -> Result<(), String> {
+    match value.as_u64() {
+        Some(1..=65535) => Ok(()),
+        _ => Err(format!("expected a number from 1 to 65535, found {}", kind(&value.to_string()))),
+    }
+}
+
+fn user(value: &Value) -> Result<(), String> {
+    label(value)?;
+    match value.as_str() {
+        Some(name) if name.starts_with('-') || name.contains([' ', '@', ':', '/']) => {
+            Err(format!("expected a user's name, found {:?}", shorten(name)))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn command(value: &Value) -> Result<(), String> {
+    let expected = "expected an argument vector like [\"program\", \"argument\"]";
+    let Some(words) = value.as_array() else {
+        let hint = if value.is_string() { " (it is never run by a shell)" } else { "" };
+        return Err(format!("{expected}, found {}{hint}", kind(&value.to_string())));
+    };
+    if let Some(word) = words.iter().find(|word| !word.is_string()) {
+        return Err(format!("{expected}, found {} in it", kind(&word.to_string())));
+    }
+    if words.iter().any(|word| word.as_str().is_some_and(|word| word.contains('\0'))) {
+        return Err(format!("{expected}, found a NUL character in it"));
+    }
+    match words.first().and_then(Value::as_str) {
+        None | Some("") => Err(format!("{expected}, found no program in it")),
+        Some(_) => Ok(()),
+    }
+}
+
+fn words(value: Value) -> Vec<String> {
+    match value {
+        Value::Array(words) => words
+            .into_iter()
+            .filter_map(|word| match word {
+                Value::String(word) => Some(word),
+                _ => None,
+            })
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn at(text: &str, place: &str, field: &str, problem: String) -> ListError {
+    ListError { line: line_of(text, place), field: Some(shorten(field)), problem }
+}
+
+/// The line on which a part of `text` begins. `part` must be borrowed from `text`.
+fn line_of(text: &str, part: &str) -> usize {
+    let offset = (part.as_ptr() as usize).saturating_sub(text.as_ptr() as usize).min(text.len());
+    1 + text.get(..offset).map_or(0, |before| before.matches('\n').count())
+}
+
+/// What a JSON text is, for a person.
+fn kind(json: &str) -> String {
+    let json = json.trim();
+    match json.as_bytes().first() {
+        Some(b'{') => "an object".to_owned(),
+        Some(b'[') => "an array".to_owned(),
+        Some(b'"') => format!("the text {}", shorten(json)),
+        None => "nothing".to_owned(),
+        Some(_) => shorten(json),
+    }
+}
+
+fn shorten(text: &str) -> String {
+    if text.chars().count() <= SHOWN {
+        return text.to_owned();
+    }
+    let head: String = text.chars().take(SHOWN).collect();
+    format!("{head}…")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WHOLE: &str = r#"[
+  {"ID": "a", "Addr": "192.0.2.1"},
+  {
+    "ID": "b", "Addr": "b.example", "Port": 2222, "User": "admin", "Location": "rack 1",
+    "PowerCommand": ["/bin/pdu", "7"],
+    "RebootCommand": ["sudo", "-n", "reboot"]
+  }
+]"#;
+
+    #[test]
+    fn a_whole_list_is_read() {
+        let devices = parse(WHOLE).unwrap();
+        assert_eq!(devices.len(), 2);
+        assert_eq!((devices[0].id.as_str(), devices[0].port), ("a", None));
+        assert_eq!(devices[1].port, Some(2222));
+        assert_eq!(devices[1].power_command.as_deref().unwrap(), ["/bin/pdu", "7"]);
+        assert_eq!(devices[1].reboot_command.as_deref().unwrap(), ["sudo", "-n", "reboot"]);
+        assert_eq!(parse("[]").unwrap(), []);
+    }
+
+    #[test]
+    fn a_mistake_is_named_by_line_and_field() {
+        let cases = [
+            (
+                "[\n{\"ID\":\"a\",\"Addr\":\"h\",\n\"Colour\":1}]",
+                r#"line 3, field "Colour": unknown field; known are ID, Addr, Port, User, Location, PowerCommand, RebootCommand"#,
+            ),
+            ("[\n{\"id\":\"a\",\"Addr\":\"h\"}]", r#"line 2, field "id": unknown field; it is written "ID""#),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\"},\n\n{\"ID\":\"a\",\"Addr\":\"g\"}]",
+                r#"line 3, field "ID": "a" is already the id of line 1"#,
+            ),
+            (
+                "[{\"ID\":\"a\",\n\"Addr\":\"h\",\n\"Port\":\"ssh\"}]",
+                r#"line 3, field "Port": expected a number from 1 to 65535, found the text "ssh""#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\",\"Port\":0}]",
+                r#"line 1, field "Port": expected a number from 1 to 65535, found 0"#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\",\"Port\":22.0}]",
+                r#"line 1, field "Port": expected a number from 1 to 65535, found 22.0"#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\",\"Port\":null}]",
+                r#"line 1, field "Port": expected a number from 1 to 65535, found null"#,
+            ),
+            ("[{\"ID\":\"\",\"Addr\":\"h\"}]", r#"line 1, field "ID": expected a text, found """#),
+            ("[{\"ID\":7,\"Addr\":\"h\"}]", r#"line 1, field "ID": expected a text, found 7"#),
+            ("[\n\n{\"Addr\":\"h\"}]", r#"line 3, field "ID": missing in the device that begins here"#),
+            ("[{\"ID\":\"a\"}]", r#"line 1, field "Addr": missing in the device that begins here"#),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\",\n\"Addr\":\"g\"}]",
+                r#"line 2, field "Addr": given twice in one device"#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"root@h\"}]",
+                r#"line 1, field "Addr": expected a DNS name or an IP address without a user (that is "User"), found "root@h""#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h:22\"}]",
+                r#"line 1, field "Addr": expected a DNS name or an IP address without a port (that is "Port"), found "h:22""#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"256.1.1.1\"}]",
+                r#"line 1, field "Addr": expected a DNS name or an IP address, found "256.1.1.1""#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\",\n\"PowerCommand\":\"pdu 7\"}]",
+                r#"line 2, field "PowerCommand": expected an argument vector like ["program", "argument"], found the text "pdu 7" (it is never run by a shell)"#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\",\"RebootCommand\":[]}]",
+                r#"line 1, field "RebootCommand": expected an argument vector like ["program", "argument"], found no program in it"#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\",\"RebootCommand\":[\"a\",1]}]",
+                r#"line 1, field "RebootCommand": expected an argument vector like ["program", "argument"], found 1 in it"#,
+            ),
+            (
+                "[{\"ID\":\"a\",\"Addr\":\"h\",\"User\":\"a b\"}]",
+                r#"line 1, field "User": expected a user's name, found "a b""#,
+            ),
+            ("[\n7]", "line 2: expected an object for each device, found 7"),
+            ("[null]", "line 1: expected an object for each device, found null"),
+            ("{}", "line 1: expected a JSON array of devices, found an object"),
+            ("[\n{\"ID\":\"a\",]", "line 2: this is not JSON: key must be a string (column 11)"),
+            ("", "line 1: this is not JSON: EOF while parsing a value (column 0)"),
+        ];
+        for (text, sentence) in cases {
+            assert_eq!(parse(text).unwrap_err().to_string(), sentence, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_a_name_or_an_ip_literal() {
+        for good in ["h", "a.example", "A-1.example.", "192.0.2.1", "2001:db8::1", "::1", "_x.example", "1a"]
+        {
+            assert_eq!(check_address(good), Ok(()), "{good}");
+        }
+        for bad in [
+            "",
+            " ",
+            "a b",
+            "-a",
+            "a..b",
+            "[::1]",
+            "::1]:22",
+            "http://h",
+            "h/",
+            "1.2.3",
+            "fe80::1%eth0",
+            "ü.example",
+        ] {
+            assert!(check_address(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_fall_over(text in any::<String>()) {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn a_list_torn_anywhere_is_an_error(cut in 0..WHOLE.len()) {
+            prop_assert!(parse(&WHOLE[..cut]).is_err());
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The agent of a simulated machine: the role server's own, with the world
+//! around it made up.
+//!
+//! Heartbeat loop, enrolment rules, TLS and identity are the real role server's.
+//! Simulated are the boot clock, the hardware, and the disk that the enrolment is
+//! kept on.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::proto::agent::v1 as wire;
+use crate::roleserver::agent::{Agent, Event as AgentEvent};
+use crate::roleserver::clock::BootClock;
+use crate::roleserver::enrolment::{self, EnrollError};
+use crate::roleserver::identity::{Identity, IdentityError};
+use crate::simulator::fleet::{Fleet, host_now};
+use crate::simulator::hardware;
+use crate::simulator::machine::{Event, Refusal, State};
+use crate::simulator::state::Record;
+
+/// What simulated agents say they are.
+pub const AGENT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+simulated");
+
+/// Why a machine has no agent to run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// It was never enrolled.
+    #[error("nobody enrolled this machine")]
+    NotEnrolled,
+    /// Its kept key is none.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// Its kept key is not even hex.
+    #[error("its key is not hex")]
+    NotHex(#[from] hex::FromHexError),
+}
+
+/// The clock of a simulated boot. It counts on over restarts of the simulator, as a machine would.
+struct SimulatedClock {
+    boot_id: Uuid,
+    booted_at: DateTime<Utc>,
+}
+
+impl BootClock for SimulatedClock {
+    fn boot_id(&self) -> String {
+        self.boot_id.hyphenated().to_string()
+    }
+
+    fn milliseconds(&self) -> u64 {
+        u64::try_from((host_now() - self.booted_at).num_milliseconds()).unwrap_or(0)
+    }
+}
+
+/// Makes the agent of a machine as its disk has it. `stop` is the token it will run under: an agent
+/// that was stopped must not write to the disk of the one after it.
+pub fn build(
+    fleet: &Arc<Fleet>,
+    index: usize,
+    record: &Record,
+    stop: CancellationToken,
+) -> Result<Agent, AgentError> {
+    let enrolment = record.enrolment.as_ref().ok_or(AgentError::NotEnrolled)?;
+    let identity = identity_of(record)?.ok_or(AgentError::NotEnrolled)?;
+    let seed = fleet.nature.seed;
+    let place = record.machine.index;
+    let hostname = record.id.clone();
+    let observer = {
+        let (fleet, id) = (Arc::downgrade(fleet), record.id.clone());
+        Arc::new(move |event: &AgentEvent| {
+            let Some(fleet) = fleet.upgrade() else { return };
+            if !stop.is_cancelled() {
+                observe(&fleet, index, &id, event);
+            }
+        })
+    };
+    Ok(Agent {
+        machine_id: enrolment.machine_id,
+        identity: Arc::new(identity),
+        settings: enrolment.settings.clone(),
+        fallback: record.fallback.clone(),
+        access_fence: enrolment.access_fence(),
+        incarnation: Uuid::new_v4(),
+        agent_version: AGENT_VERSION.to_owned(),
+        clock: Arc::new(SimulatedClock {
+            boot_id: record.machine.boot_id(seed),
+            booted_at: record.machine.booted_at,
+        }),
+        hardware: Arc::new(move || hardware::report(seed, place, &hostname)),
+        observer,
+    })
+}
+
+fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
+    let kept: Result<(), Refusal> = match event {
+        AgentEvent::Delivered { endpoint, seq, delivered } => {
+            if delivered.first {
+                tracing::info!(machine = id, endpoint, seq, "first heartbeat");
+            }
+            Ok(())
+        }
+        AgentEvent::Failed { endpoint, error, failures, .. } => {
+            tracing::debug!(machine = id, endpoint, error, failures, "heartbeat failed");
+            Ok(())
+        }
+        AgentEvent::Settings { settings, fallback } => fleet.change(index, |record| {
+            if let Some(enrolment) = &mut record.enrolment {
+                enrolment.settings = settings.clone();
+            }
+            record.fallback = Some(fallback.clone());
+            Ok(((), None))
+        }),
+        AgentEvent::SettingsWork => fleet.change(index, |record| {
+            record.fallback = None;
+            Ok(((), None))
+        }),
+        AgentEvent::SettingsRefused { reason } => {
+            tracing::warn!(machine = id, reason, "settings refused");
+            Ok(())
+        }
+    };
+    // A change without an event is never refused.
+    let _ = kept;
+}
+
+/// What a machine answers to an enrolment, decided and carried out, not yet durable.
+enum Answer {
+    Success { public_key: [u8; 32], boot_id: Uuid },
+    Error(EnrollError),
+}
+
+impl From<Refusal> for EnrollError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Failed(refusal.to_string())
+    }
+}
+
+/// Does what `roleserver enroll` does on a machine: decides by the role server's rules, keeps what
+/// was decided, starts the agent, and answers when all that is on disk.
+pub async fn enroll(fleet: &Arc<Fleet>, index: usize, request: wire::EnrollRequest) -> wire::EnrollResponse {
+    let decided = fleet.change(index, |record| {
+        if record.machine.disk_full {
+            return Err(EnrollError::Failed("no space left on device".to_owned()));
+        }
+        let enrolment = enrolment::enroll(record.enrolment.as_ref(), &request)?;
+        let failed = |error: AgentError| EnrollError::Failed(error.to_string());
+        let identity = match identity_of(record).map_err(failed)? {
+            Some(identity) => identity,
+            None => Identity::generate().map_err(|error| failed(error.into()))?,
+        };
+        record.identity = Some(hex::encode(identity.pkcs8()));
+        // The same request again finds its agent running and leaves it so.
+        let again = record.enrolment.as_ref().is_some_and(|kept| kept.revision == enrolment.revision)
+            && record.machine.state == State::AgentRunning;
+        record.enrolment = Some(enrolment);
+        if !again {
+            record.fallback = None;
+        }
+        let answer = Answer::Success {
+            public_key: identity.public_key(),
+            boot_id: record.machine.boot_id(fleet.nature.seed),
+        };
+        Ok((answer, (!again).then_some(Event::Enrolled)))
+    });
+    let mut answer = decided.unwrap_or_else(Answer::Error);
+    if let Err(error) = fleet.durable().await {
+        answer = Answer::Error(EnrollError::Failed(error.to_string()));
+    }
+    match answer {
+        Answer::Success { public_key, boot_id } => wire::EnrollResponse {
+            result: Some(wire::enroll_response::Result::Success(wire::EnrollSuccess {
+                request: Some(request),
+                public_key: public_key.to_vec(),
+                warnings: Vec::new(),
+                boot_id: boot_id.hyphenated().to_string(),
+                agent_version: AGENT_VERSION.to_owned(),
+                supervision: wire::Supervision::External.into(),
+            })),
+        },
+        Answer::Error(error) => error.to_response(),
+    }
+}
+
+/// What the journal says of an enrolment's answer.
+#[must_use]
+pub fn describe(response: &wire::EnrollResponse) -> serde_json::Value {
+    match &response.result {
+        Some(wire::enroll_response::Result::Success(success)) => json!({
+            "public_key": hex::encode(&success.public_key),
+            "boot_id": success.boot_id,
+        }),
+        Some(wire::enroll_response::Result::Error(error)) => json!({
+            "kind": error.kind().as_str_name(),
+            "message": error.message,
+            "known_fence": error.known_fence,
+        }),
+        None => json!({}),
+    }
+}
+
+fn identity_of(record: &Record) -> Result<Option<Identity>, AgentError> {
+    let Some(kept) = &record.identity else { return Ok(None) };
+    Ok(Some(Identity::from_pkcs8(&hex::decode(kept)?)?))
+}

@@ -1,0 +1,153 @@
+//! `shepherd simulator fault`: breaks a machine, or the provider, by hand.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::simulator::faults::{Fault, ProviderFault};
+
+/// What names the provider itself where a machine is asked for.
+const PROVIDER: &str = "provider";
+
+/// Arguments of the command.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    about = "Break a simulated machine, or the provider itself",
+    after_help = "Examples:\n  shepherd simulator fault sim-0007 kill\n  shepherd simulator fault sim-0007 heal\n  shepherd simulator fault provider list-empty"
+)]
+pub struct FaultArgs {
+    /// The machine's id at the provider, like `sim-0007`, or `provider` for a fault of the API itself.
+    pub machine: String,
+    /// What goes wrong.
+    pub fault: AnyFault,
+    /// The simulator's address.
+    #[arg(long, env = "SHEPHERD_SIMULATOR_URL", value_name = "URL")]
+    pub url: String,
+}
+
+/// A fault of a machine or of the provider, by its name. `heal` is both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnyFault {
+    /// Of a machine.
+    Machine(Fault),
+    /// Of the provider.
+    Provider(ProviderFault),
+}
+
+impl ValueEnum for AnyFault {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self::Machine(Fault::Kill),
+            Self::Machine(Fault::AgentHang),
+            Self::Machine(Fault::Hang),
+            Self::Machine(Fault::Dead),
+            Self::Machine(Fault::PowerFail),
+            Self::Machine(Fault::SshRefuse),
+            Self::Machine(Fault::Slow),
+            Self::Machine(Fault::NewHostKey),
+            Self::Machine(Fault::DiskFull),
+            Self::Provider(ProviderFault::ListEmpty),
+            Self::Provider(ProviderFault::ListError),
+            Self::Provider(ProviderFault::ListTorn),
+            Self::Provider(ProviderFault::ListShort),
+            Self::Provider(ProviderFault::ApiSlow),
+            Self::Machine(Fault::Heal),
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::Machine(fault) => fault.to_possible_value(),
+            Self::Provider(fault) => {
+                let value = fault.to_possible_value()?;
+                let help = value.get_help().map(|help| format!("Provider: {help}"))?;
+                Some(value.help(help))
+            }
+        }
+    }
+}
+
+/// The fault did not strike.
+#[derive(Debug, thiserror::Error)]
+pub enum FaultError {
+    /// A machine was named with a fault of the provider, or the other way round.
+    #[error(
+        "{fault} is a fault of {of}, not of {named:?}; `shepherd simulator fault --help` lists both kinds"
+    )]
+    Mismatch {
+        /// The fault.
+        fault: String,
+        /// What it befalls.
+        of: &'static str,
+        /// What was named.
+        named: String,
+    },
+    /// The simulator could not be asked.
+    #[error("cannot reach the simulator at {url}: {source}; is it running, and is --url right?")]
+    Unreachable {
+        /// Where it was looked for.
+        url: String,
+        /// What happened.
+        source: reqwest::Error,
+    },
+    /// The simulator declined.
+    #[error("{machine} was not struck: {sentence}")]
+    Declined {
+        /// What was to be struck.
+        machine: String,
+        /// The simulator's own words.
+        sentence: String,
+    },
+}
+
+impl FaultError {
+    /// Whether the caller gave something wrong.
+    #[must_use]
+    pub const fn is_usage(&self) -> bool {
+        matches!(self, Self::Mismatch { .. })
+    }
+}
+
+#[derive(Deserialize)]
+struct ErrorBody {
+    error: String,
+}
+
+/// Strikes, and returns a sentence that says so.
+pub async fn strike(args: &FaultArgs) -> Result<String, FaultError> {
+    let FaultArgs { machine, fault, url } = args;
+    let name = fault.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let of_provider = machine == PROVIDER;
+    let heals = *fault == AnyFault::Machine(Fault::Heal);
+    let mismatch = |of| FaultError::Mismatch { fault: name.clone(), of, named: machine.clone() };
+    match fault {
+        AnyFault::Machine(_) if of_provider && !heals => return Err(mismatch("a machine")),
+        AnyFault::Provider(_) if !of_provider => return Err(mismatch("the provider")),
+        _ => {}
+    }
+    let path = if of_provider { "faults".to_owned() } else { format!("machines/{machine}/faults") };
+    let unreachable = |source| FaultError::Unreachable { url: url.clone(), source };
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(Duration::from_secs(10))
+        .build()
+        .map_err(unreachable)?;
+    let response = client
+        .post(format!("{}/v1/{path}", url.trim_end_matches('/')))
+        .json(&json!({ "fault": name }))
+        .send()
+        .await
+        .map_err(unreachable)?;
+    let status = response.status();
+    if status.is_success() {
+        return Ok(format!("{name} struck {machine}"));
+    }
+    let sentence = match response.json::<ErrorBody>().await {
+        Ok(body) => body.error,
+        Err(_) => format!("it answered {status}"),
+    };
+    Err(FaultError::Declined { machine: machine.clone(), sentence })
+}

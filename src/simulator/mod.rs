@@ -1,0 +1,40 @@
+//! Machines that are not there, behind real protocols.
+//!
+//! # Purpose
+//!
+//! A shepherd's work can only be seen on a fleet, and fleets are scarce. The
+//! simulator is a fleet in one process: each machine has power, boots, answers
+//! SSH, takes a role server and heartbeats; and each can be broken. Nothing in
+//! the control loops can tell it from hardware, because it is reached only
+//! through what hardware is reached through: a provider's HTTP API
+//! ([`api`][]), SSH ([`ssh`][]) and the agent's own gRPC ([`agent`][]).
+//!
+//! # How it works
+//!
+//! * [`machine`][] is a pure state machine: event and time in, new state and
+//!   effects out. All chance comes from a [`seed`][], so a run can be repeated.
+//! * [`faults`][] says which faults there are and when they strike unasked.
+//! * [`fleet`][] owns all machines, steps them, and carries out the effects:
+//!   opening and closing SSH servers, starting and stopping agents.
+//! * [`state`][] keeps the fleet in a file. The simulator outlives any shepherd,
+//!   and a restarted simulator is the same fleet.
+//! * [`journal`][] writes every call down, start and end, for a checker to read
+//!   that shares no code with the control loops.
+//!
+//! # Non-goals
+//!
+//! It runs nothing on the host it stands on: an SSH command is recognised or
+//! answered with "not found". It listens on loopback addresses only.
+
+pub mod agent;
+pub mod api;
+pub mod fault_command;
+pub mod faults;
+pub mod fleet;
+pub mod hardware;
+pub mod journal;
+pub mod machine;
+pub mod seed;
+pub mod service;
+pub mod ssh;
+pub mod state;

@@ -1,0 +1,229 @@
+//! The simulator as a process: its flags, its start and its end.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use chrono::TimeDelta;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::simulator::api;
+use crate::simulator::fault_command::FaultArgs;
+use crate::simulator::faults::Profile;
+use crate::simulator::fleet::{Fleet, host_now};
+use crate::simulator::journal::Journal;
+use crate::simulator::machine::Nature;
+use crate::simulator::seed::Seed;
+use crate::simulator::state::{FleetState, StateError, StateLock};
+
+/// Machines that start their agent again after a boot, in a hundred, unless told otherwise.
+const PERSISTENT_PERCENT: u64 = 80;
+/// Open files a machine needs at most: two sockets for SSH, some connections, its agent's.
+const FILES_PER_MACHINE: u64 = 12;
+const OTHER_FILES: u64 = 256;
+
+/// `shepherd simulator`, with or without a verb.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    about = "Simulate a fleet: machines behind a provider API, SSH and real agents",
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
+pub struct SimulatorArgs {
+    /// A verb; without one the simulator runs.
+    #[command(subcommand)]
+    pub command: Option<SimulatorCommand>,
+    /// How it runs.
+    #[command(flatten)]
+    pub run: Option<RunArgs>,
+}
+
+/// Verbs.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum SimulatorCommand {
+    /// Break a machine, or the provider itself.
+    Fault(FaultArgs),
+}
+
+/// How a simulator runs.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RunArgs {
+    /// Loopback address of the provider API; port 0 lets the system choose.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// File that keeps the fleet; made if absent. Calls are journalled beside it.
+    #[arg(long, value_name = "FILE")]
+    pub state: PathBuf,
+    /// How many machines there are. A kept fleet grows, and never shrinks.
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub machines: u32,
+    /// The number that all chance comes from; a kept fleet keeps its own. [default: 1]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// What goes wrong unasked.
+    #[arg(long, value_enum, default_value_t = Profile::None)]
+    pub faults: Profile,
+    /// Seconds a boot takes, half as much more or less.
+    #[arg(long, alias = "boot_seconds", value_name = "SECONDS", default_value_t = 3.0)]
+    pub boot_seconds: f64,
+    /// How many of a hundred machines start their agent again after a boot.
+    #[arg(long, alias = "persistent_percent", value_name = "PERCENT", default_value_t = PERSISTENT_PERCENT,
+          value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub persistent_percent: u64,
+}
+
+/// The simulator cannot run, or could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulatorError {
+    /// It would listen where others can reach it.
+    #[error(
+        "the simulator listens on loopback addresses only, and {0} is none; give --listen 127.0.0.1:PORT"
+    )]
+    NotLoopback(SocketAddr),
+    /// The duration of a boot is none.
+    #[error("--boot-seconds {0} is no duration; give a number from 0 to 3600")]
+    BootSeconds(f64),
+    /// The address cannot be had.
+    #[error("the simulator cannot listen on {address}: {source}; stop what has it, or give another --listen")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What happened.
+        source: std::io::Error,
+    },
+    /// The state file cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The journal cannot be used.
+    #[error("the simulator's journal of calls {path} cannot be opened: {source}")]
+    Journal {
+        /// The file.
+        path: PathBuf,
+        /// What happened.
+        source: std::io::Error,
+    },
+    /// The system did not give what the fleet needs.
+    #[error("the simulator cannot start its machines: {0}")]
+    Machines(std::io::Error),
+    /// Serving the API ended by itself.
+    #[error("the simulator's API stopped serving: {0}")]
+    Serve(std::io::Error),
+    /// The reader of standard output is gone.
+    #[error("the simulator cannot say where it listens: {0}")]
+    Announce(std::io::Error),
+}
+
+impl SimulatorError {
+    /// Whether the caller gave something wrong (exit code 2) rather than something having failed (1).
+    #[must_use]
+    pub const fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::NotLoopback(_)
+                | Self::BootSeconds(_)
+                | Self::State(StateError::Seed { .. } | StateError::Content { .. } | StateError::InUse(_))
+        )
+    }
+}
+
+/// A simulator that listens.
+pub struct Simulator {
+    listener: TcpListener,
+    address: SocketAddr,
+    fleet: Arc<Fleet>,
+    _lock: StateLock,
+}
+
+impl Simulator {
+    /// Takes the state file and the address, and brings the fleet to life.
+    pub async fn start(args: &RunArgs) -> Result<Self, SimulatorError> {
+        if !args.listen.ip().is_loopback() {
+            return Err(SimulatorError::NotLoopback(args.listen));
+        }
+        let boot = boot_duration(args.boot_seconds)?;
+        let lock = StateLock::take(&args.state)?;
+        let mut state = match FleetState::load(&args.state)? {
+            Some(state) => state,
+            None => FleetState::new(Seed(args.seed.unwrap_or(1)), args.machines, host_now()),
+        };
+        if let Some(asked) = args.seed
+            && asked != state.seed.0
+        {
+            let path = args.state.clone();
+            return Err(StateError::Seed { path, found: state.seed.0, asked }.into());
+        }
+        state.grow(args.machines, host_now());
+        let machines = state.machines.len();
+        allow_files(machines);
+        let path = Journal::path_beside(&args.state);
+        let journal = Journal::open(&path).map_err(|source| SimulatorError::Journal { path, source })?;
+        let failed = |source| SimulatorError::Listen { address: args.listen, source };
+        let listener = TcpListener::bind(args.listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let nature = Nature {
+            seed: state.seed,
+            profile: args.faults,
+            boot,
+            persistent_per_mille: args.persistent_percent * 10,
+        };
+        let fleet =
+            Fleet::start(nature, state, args.state.clone(), journal).map_err(SimulatorError::Machines)?;
+        tracing::info!(%address, machines, seed = nature.seed.0, faults = ?args.faults, "the simulator runs");
+        Ok(Self { listener, address, fleet, _lock: lock })
+    }
+
+    /// The URL of its provider API.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Serves until told to stop; then ends every machine's servers and agents and keeps the last
+    /// state.
+    pub async fn serve(self, shutdown: CancellationToken) -> Result<(), SimulatorError> {
+        let Self { listener, fleet, _lock: lock, .. } = self;
+        let served = axum::serve(listener, api::routes(Arc::clone(&fleet)))
+            .with_graceful_shutdown(shutdown.cancelled_owned())
+            .await
+            .map_err(SimulatorError::Serve);
+        fleet.stop().await;
+        drop(lock);
+        served
+    }
+}
+
+/// Runs a simulator. The first line it writes to `announce` is `listening on http://ADDRESS:PORT`.
+pub async fn run(
+    args: RunArgs,
+    mut announce: impl std::io::Write,
+    shutdown: CancellationToken,
+) -> Result<(), SimulatorError> {
+    let simulator = Simulator::start(&args).await?;
+    writeln!(announce, "listening on {}", simulator.url())
+        .and_then(|()| announce.flush())
+        .map_err(SimulatorError::Announce)?;
+    simulator.serve(shutdown).await
+}
+
+fn boot_duration(seconds: f64) -> Result<TimeDelta, SimulatorError> {
+    std::time::Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|duration| duration.as_secs() <= 3600)
+        .and_then(|duration| TimeDelta::from_std(duration).ok())
+        .ok_or(SimulatorError::BootSeconds(seconds))
+}
+
+/// Raises this process's limit of open files to what the fleet needs, as far as it may.
+fn allow_files(machines: usize) {
+    let wanted = OTHER_FILES + FILES_PER_MACHINE * machines as u64;
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < wanted) {
+        let current = limit.maximum.map_or(wanted, |maximum| maximum.min(wanted));
+        let raised = Rlimit { current: Some(current), maximum: limit.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::warn!(%error, wanted, "cannot raise the limit of open files");
+        }
+    }
+}

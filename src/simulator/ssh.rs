@@ -1,0 +1,513 @@
+//! The SSH server of one simulated machine.
+//!
+//! Any public key may log in, as any user; the journal records which. A session
+//! may run the three commands of a takeover ([`RemoteStep`]) and a reboot,
+//! recognised by their words. **Nothing is ever run on the host**: a command of
+//! another shape is answered like a shell answers a program it does not have,
+//! with exit status 127.
+//!
+//! Uploads are hashed as they stream in and thrown away; only the digest stays
+//! on the machine's "disk".
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use prost::Message as _;
+use ring::digest;
+use russh::keys::ssh_key::HashAlg;
+use russh::keys::ssh_key::private::{Ed25519Keypair, KeypairData};
+use russh::keys::{Algorithm, PrivateKey};
+use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
+use russh::{Channel, ChannelId, MethodKind, MethodSet};
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use crate::model::remote_step::{
+    ENROLL_BEGIN, PROBE_BEGIN, RemoteStep, UPLOAD_BEGIN, probe_key, upload_status,
+};
+use crate::model::shell_words;
+use crate::proto::agent::v1 as wire;
+use crate::roleserver::enrolment::REQUEST_LIMIT_BYTES;
+use crate::simulator::agent;
+use crate::simulator::fleet::Fleet;
+use crate::simulator::journal::{Call, OpenCall, Outcome};
+use crate::simulator::machine::{Event, SshFace};
+use crate::simulator::seed::Seed;
+
+/// A shell's exit status for a program that it cannot find.
+const NOT_FOUND: u32 = 127;
+/// How late a slow machine answers.
+const SLOW: Duration = Duration::from_secs(2);
+/// How long a machine that was told to reboot still answers.
+const LAST_BREATH: Duration = Duration::from_millis(200);
+/// How long a connection may say nothing.
+const INACTIVITY: Duration = Duration::from_mins(2);
+
+/// The host key a machine presents, of the generation given.
+pub fn host_key(seed: Seed, index: u32, generation: u32) -> Result<PrivateKey, russh::keys::ssh_key::Error> {
+    let pair = Ed25519Keypair::from_seed(&seed.bytes("host key", index, generation.into()));
+    PrivateKey::new(KeypairData::Ed25519(pair), "")
+}
+
+/// Serves until told to stop; connections end with it.
+pub(crate) async fn serve(
+    fleet: Arc<Fleet>,
+    index: usize,
+    listener: TcpListener,
+    face: SshFace,
+    stop: CancellationToken,
+) {
+    let (id, place) =
+        fleet.read(|state| (state.machines[index].id.clone(), state.machines[index].machine.index));
+    let config = match face {
+        SshFace::Closed => return,
+        SshFace::Silent => None,
+        SshFace::Open { host_key: generation } => match host_key(fleet.nature.seed, place, generation) {
+            Ok(key) => Some(Arc::new(config(key))),
+            Err(error) => {
+                tracing::error!(machine = %id, %error, "no host key");
+                return;
+            }
+        },
+    };
+    let mut connections = JoinSet::new();
+    loop {
+        let stream = tokio::select! {
+            () = stop.cancelled() => return,
+            Some(_) = connections.join_next() => continue,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(machine = %id, %error, "cannot accept an SSH connection");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+        };
+        let call = fleet.journal.begin(Call {
+            channel: "ssh",
+            what: "connection",
+            machine: Some(&id),
+            arguments: json!({}),
+            ..Call::default()
+        });
+        match &config {
+            Some(config) => {
+                let connection = Connection {
+                    fleet: Arc::clone(&fleet),
+                    index,
+                    id: id.clone(),
+                    user: String::new(),
+                    key: String::new(),
+                    running: HashMap::new(),
+                };
+                let cut = Box::pin(stop.clone().cancelled_owned());
+                let stream = Cuttable { stream, cut };
+                connections.spawn(converse(Arc::clone(config), stream, connection, call));
+            }
+            // A hanging machine's kernel completes the handshake of TCP, and that is all.
+            None => {
+                connections.spawn(async move {
+                    let _kept = (stream, call);
+                    std::future::pending::<()>().await;
+                });
+            }
+        }
+    }
+}
+
+fn config(key: PrivateKey) -> Config {
+    Config {
+        methods: MethodSet::from([MethodKind::PublicKey].as_slice()),
+        auth_rejection_time: Duration::from_millis(100),
+        auth_rejection_time_initial: Some(Duration::ZERO),
+        inactivity_timeout: Some(INACTIVITY),
+        keys: vec![key],
+        nodelay: true,
+        ..Config::default()
+    }
+}
+
+async fn converse(config: Arc<Config>, stream: Cuttable, connection: Connection, call: OpenCall) {
+    let outcome = match russh::server::run_stream(config, stream, connection).await {
+        Ok(session) => session.await,
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(()) => call.end(Outcome::Ok, &json!({})),
+        Err(error) => call.end(Outcome::Failed, &json!({ "error": error.to_string() })),
+    }
+}
+
+/// A connection that ends when its machine goes down. russh runs a session in a task of its own that
+/// cannot be aborted from here; the end of its input ends it, and with it the connection.
+struct Cuttable {
+    stream: TcpStream,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl AsyncRead for Cuttable {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if self.cut.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(std::io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Cuttable {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// One connection to one machine.
+struct Connection {
+    fleet: Arc<Fleet>,
+    index: usize,
+    id: String,
+    user: String,
+    key: String,
+    running: HashMap<ChannelId, Running>,
+}
+
+/// A command that reads its standard input.
+enum Running {
+    Upload {
+        path: String,
+        sha256: String,
+        size: u64,
+        received: u64,
+        hash: Box<digest::Context>,
+        call: OpenCall,
+    },
+    Enroll {
+        input: Vec<u8>,
+        call: OpenCall,
+    },
+}
+
+/// What a command left behind when it ended.
+struct Ended {
+    status: u32,
+    stdout: Vec<u8>,
+    stderr: Cow<'static, str>,
+}
+
+impl Ended {
+    fn well(stdout: impl Into<Vec<u8>>) -> Self {
+        Self { status: 0, stdout: stdout.into(), stderr: "".into() }
+    }
+
+    fn badly(status: u32, stderr: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, stdout: Vec::new(), stderr: stderr.into() }
+    }
+}
+
+impl Handler for Connection {
+    type Error = russh::Error;
+
+    async fn auth_publickey(&mut self, user: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, Self::Error> {
+        user.clone_into(&mut self.user);
+        self.key = key.public_key.fingerprint(HashAlg::Sha256).to_string();
+        Ok(Auth::Accept)
+    }
+
+    async fn channel_open_session(
+        &mut self,
+        _channel: Channel<Msg>,
+        reply: ChannelOpenHandle,
+        _session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        reply.accept().await;
+        Ok(())
+    }
+
+    async fn shell_request(&mut self, channel: ChannelId, session: &mut Session) -> Result<(), Self::Error> {
+        session.channel_failure(channel)
+    }
+
+    async fn exec_request(
+        &mut self,
+        channel: ChannelId,
+        command: &[u8],
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        session.channel_success(channel)?;
+        let command = String::from_utf8_lossy(command).into_owned();
+        if self.fleet.read(|state| state.machines[self.index].machine.slow) {
+            tokio::time::sleep(SLOW).await;
+        }
+        let ended = match RemoteStep::parse(&command) {
+            Some(RemoteStep::Probe { path }) => self.probe(&path),
+            Some(RemoteStep::Upload { path, sha256, size }) => {
+                let call = self.begin("upload", json!({ "path": path, "sha256": sha256, "size": size }));
+                let hash = Box::new(digest::Context::new(&digest::SHA256));
+                let upload = Running::Upload { path, sha256, size, received: 0, hash, call };
+                self.running.insert(channel, upload);
+                return Ok(());
+            }
+            Some(RemoteStep::Enroll { path }) => {
+                if self.fleet.read(|state| state.machines[self.index].uploads.contains_key(&path)) {
+                    let call = self.begin("enroll-command", json!({ "path": path }));
+                    self.running.insert(channel, Running::Enroll { input: Vec::new(), call });
+                    return Ok(());
+                }
+                let call = self.begin("enroll-command", json!({ "path": path }));
+                call.end(Outcome::Refused, &json!({ "exit_status": NOT_FOUND }));
+                Ended::badly(NOT_FOUND, format!("sh: 1: {path}: not found\n"))
+            }
+            None => self.other(&command),
+        };
+        send(channel, session, ended)
+    }
+
+    async fn data(
+        &mut self,
+        channel: ChannelId,
+        data: &[u8],
+        _session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        match self.running.get_mut(&channel) {
+            Some(Running::Upload { received, hash, .. }) => {
+                *received += data.len() as u64;
+                hash.update(data);
+            }
+            // What is beyond the limit is only counted by being too much.
+            Some(Running::Enroll { input, .. }) if input.len() <= REQUEST_LIMIT_BYTES => {
+                input.extend_from_slice(data);
+            }
+            Some(Running::Enroll { .. }) | None => {}
+        }
+        Ok(())
+    }
+
+    async fn channel_eof(&mut self, channel: ChannelId, session: &mut Session) -> Result<(), Self::Error> {
+        let ended = match self.running.remove(&channel) {
+            None => return Ok(()),
+            Some(Running::Upload { path, sha256, size, received, hash, call }) => {
+                let digest = hex::encode(hash.finish());
+                self.uploaded(path, &sha256, size, received, digest, call).await
+            }
+            Some(Running::Enroll { input, call }) => self.enroll(&input, call).await,
+        };
+        send(channel, session, ended)
+    }
+
+    async fn channel_close(&mut self, channel: ChannelId, _session: &mut Session) -> Result<(), Self::Error> {
+        // A command whose channel closed before its input ended was killed.
+        self.running.remove(&channel);
+        Ok(())
+    }
+}
+
+impl Connection {
+    fn begin(&self, what: &str, mut arguments: serde_json::Value) -> OpenCall {
+        arguments["user"] = json!(self.user);
+        arguments["key"] = json!(self.key);
+        self.fleet.journal.begin(Call {
+            channel: "ssh",
+            what,
+            machine: Some(&self.id),
+            arguments,
+            ..Call::default()
+        })
+    }
+
+    fn probe(&self, path: &str) -> Ended {
+        let call = self.begin("probe", json!({ "path": path }));
+        let digest = self.fleet.read(|state| state.machines[self.index].uploads.get(path).cloned());
+        let digest = digest.as_deref().unwrap_or("none");
+        let home = if self.user == "root" { "/root".to_owned() } else { format!("/home/{}", self.user) };
+        let mut text = format!("{PROBE_BEGIN}\n");
+        for (key, value) in [
+            (probe_key::OS, "Linux"),
+            // The agent's program is checked against it, and is one for this host.
+            (probe_key::ARCH, std::env::consts::ARCH),
+            (probe_key::USER, &self.user),
+            (probe_key::HOME, &home),
+            (probe_key::SHA256, "sha256sum"),
+            (probe_key::DIGEST, digest),
+        ] {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{key}={value}");
+        }
+        call.end(Outcome::Ok, &json!({ "digest": digest }));
+        Ended::well(text)
+    }
+
+    async fn uploaded(
+        &self,
+        path: String,
+        announced: &str,
+        size: u64,
+        received: u64,
+        digest: String,
+        call: OpenCall,
+    ) -> Ended {
+        let refusal = if self.fleet.read(|state| state.machines[self.index].machine.disk_full) {
+            Some((upload_status::WRITE, "write error: No space left on device\n".to_owned()))
+        } else if received != size {
+            Some((upload_status::SIZE, format!("{received} of {size} bytes arrived\n")))
+        } else if digest != announced {
+            Some((upload_status::DIGEST, format!("the content has digest {digest}\n")))
+        } else {
+            None
+        };
+        if let Some((status, stderr)) = refusal {
+            call.end(
+                Outcome::Refused,
+                &json!({ "exit_status": status, "digest": digest, "received": received }),
+            );
+            return Ended::badly(status, stderr);
+        }
+        let kept: Result<(), crate::simulator::machine::Refusal> = self.fleet.change(self.index, |record| {
+            record.uploads.insert(path, digest.clone());
+            Ok(((), None))
+        });
+        // A change without an event is never refused; what can fail is the disk.
+        let _ = kept;
+        if let Err(error) = self.fleet.durable().await {
+            call.end(Outcome::Failed, &json!({ "error": error.to_string() }));
+            return Ended::badly(upload_status::WRITE, format!("{error}\n"));
+        }
+        call.end(Outcome::Ok, &json!({ "digest": digest, "received": received }));
+        Ended::well(format!("{UPLOAD_BEGIN}\ndigest={digest}\n"))
+    }
+
+    async fn enroll(&self, input: &[u8], command: OpenCall) -> Ended {
+        if input.len() > REQUEST_LIMIT_BYTES {
+            command.end(Outcome::Refused, &json!({ "error": "too large" }));
+            return Ended::badly(2, "the enrolment request is too large\n");
+        }
+        let request = match wire::EnrollRequest::decode(input) {
+            Ok(request) => request,
+            Err(error) => {
+                command.end(Outcome::Refused, &json!({ "error": error.to_string() }));
+                return Ended::badly(2, format!("the enrolment request cannot be read: {error}\n"));
+            }
+        };
+        let call = self.begin(
+            "enroll",
+            json!({
+                "machine_id": request.machine_id,
+                "lane": request.lane,
+                "fence": request.fence,
+                "bmdb_id": request.bmdb_id,
+                "endpoints": request.endpoints,
+                "ca_certificates": request.ca_certificates.len(),
+                "heartbeat_interval_seconds": request.heartbeat_interval_seconds,
+            }),
+        );
+        let response = agent::enroll(&self.fleet, self.index, request).await;
+        let refused = matches!(response.result, Some(wire::enroll_response::Result::Error(_)));
+        let outcome = if refused { Outcome::Refused } else { Outcome::Ok };
+        call.end(outcome, &agent::describe(&response));
+        command.end(Outcome::Ok, &json!({}));
+        let mut stdout = format!("{ENROLL_BEGIN}\n").into_bytes();
+        stdout.extend_from_slice(&response.encode_to_vec());
+        Ended::well(stdout)
+    }
+
+    fn other(&self, command: &str) -> Ended {
+        let words = shell_words::split(command);
+        if words.as_deref().is_some_and(is_reboot) {
+            let call = self.begin("reboot", json!({ "command": command }));
+            let (fleet, index) = (Arc::clone(&self.fleet), self.index);
+            self.fleet.spawn(async move {
+                tokio::time::sleep(LAST_BREATH).await;
+                match fleet.step(index, Event::Reboot) {
+                    Ok(()) => call.end(Outcome::Ok, &json!({})),
+                    Err(refusal) => call.end(Outcome::Refused, &json!({ "error": refusal.to_string() })),
+                }
+            });
+            return Ended::well("");
+        }
+        let call = self.begin("exec", json!({ "command": command }));
+        call.end(Outcome::Refused, &json!({ "exit_status": NOT_FOUND }));
+        Ended::badly(NOT_FOUND, "sh: 1: not found: this machine is simulated and runs nothing\n")
+    }
+}
+
+/// Whether an argument vector reboots the machine it runs on.
+fn is_reboot(words: &[String]) -> bool {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let words = match words.as_slice() {
+        ["sudo", "-n", rest @ ..] | ["sudo", rest @ ..] => rest,
+        all => all,
+    };
+    matches!(
+        words,
+        ["systemctl", "reboot"]
+            | ["systemctl", "reboot", "--force" | "-f"]
+            | ["reboot" | "/sbin/reboot" | "/usr/sbin/reboot"]
+            | ["shutdown", "-r", "now"]
+    )
+}
+
+fn send(channel: ChannelId, session: &mut Session, ended: Ended) -> Result<(), russh::Error> {
+    if !ended.stdout.is_empty() {
+        session.data(channel, ended.stdout)?;
+    }
+    if !ended.stderr.is_empty() {
+        session.extended_data(channel, 1, ended.stderr.into_owned().into_bytes())?;
+    }
+    session.exit_status_request(channel, ended.status)?;
+    session.eof(channel)?;
+    session.close(channel)
+}
+
+/// The host key's algorithm and public blob, as a provider vouches for it.
+#[must_use]
+pub fn public_host_key(seed: Seed, index: u32, generation: u32) -> Option<(String, Vec<u8>)> {
+    let key = host_key(seed, index, generation).ok()?;
+    Some((Algorithm::Ed25519.to_string(), key.public_key().to_bytes().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reboots_are_told_from_what_only_looks_like_one() {
+        for line in ["'systemctl' 'reboot'", "sudo -n systemctl reboot", "/sbin/reboot", "shutdown -r now"] {
+            assert!(is_reboot(&shell_words::split(line).unwrap()), "{line}");
+        }
+        for line in ["systemctl rebootx", "echo reboot", "sudo -n", "shutdown now", "reboot --help"] {
+            assert!(!is_reboot(&shell_words::split(line).unwrap()), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_host_key_follows_from_seed_machine_and_generation() {
+        let key = |seed, index, generation| public_host_key(Seed(seed), index, generation).unwrap();
+        assert_eq!(key(1, 2, 0), key(1, 2, 0));
+        assert_ne!(key(1, 2, 0), key(1, 2, 1));
+        assert_ne!(key(1, 2, 0), key(1, 3, 0));
+        assert_eq!(key(1, 2, 0).0, "ssh-ed25519");
+    }
+}

@@ -1,0 +1,251 @@
+//! The role server's program as it is uploaded to machines.
+//!
+//! Read once and shared: a thousand uploads at a time hold one copy. Its ELF
+//! header is read here so that a program for another processor, a script, or a
+//! download that stopped half-way is refused at start, in one sentence, and not
+//! by every machine in turn. The caller reads it again when the file changes.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+/// Larger than any role server; a path that names a disk image is a mistake.
+const LARGEST: u64 = 512 << 20;
+
+/// A processor that the role server is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Architecture {
+    /// 64-bit x86.
+    X86_64,
+    /// 64-bit ARM.
+    Aarch64,
+    /// 64-bit RISC-V.
+    Riscv64,
+    /// 64-bit POWER, little endian.
+    Ppc64le,
+}
+
+impl Architecture {
+    /// The name that `uname -m` gives it.
+    #[must_use]
+    pub const fn uname(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+            Self::Riscv64 => "riscv64",
+            Self::Ppc64le => "ppc64le",
+        }
+    }
+
+    /// By the `e_machine` field of an ELF header (the System V ABI's registry).
+    const fn from_elf(machine: u16) -> Option<Self> {
+        match machine {
+            62 => Some(Self::X86_64),
+            183 => Some(Self::Aarch64),
+            243 => Some(Self::Riscv64),
+            21 => Some(Self::Ppc64le),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.uname())
+    }
+}
+
+/// A checked role server program. Cheap to clone.
+#[derive(Clone)]
+pub struct AgentBinary {
+    content: Bytes,
+    sha256: String,
+    architecture: Architecture,
+}
+
+/// Why a file is no role server program.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentBinaryError {
+    /// It cannot be read.
+    #[error("cannot read the agent program {}: {source}; build it with `make roleserver` and name it by --agent_executable_path", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It is something else.
+    #[error("{} is not an agent program: {reason}; build one with `make roleserver` and name it by --agent_executable_path", path.display())]
+    NotAnAgent {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead.
+        reason: String,
+    },
+}
+
+impl AgentBinary {
+    /// Reads and checks the program at `path`.
+    pub async fn load(path: &Path) -> Result<Self, AgentBinaryError> {
+        let read_error = |source| AgentBinaryError::Read { path: path.to_owned(), source };
+        let refuse = |reason: String| AgentBinaryError::NotAnAgent { path: path.to_owned(), reason };
+        let metadata = tokio::fs::metadata(path).await.map_err(read_error)?;
+        if !metadata.is_file() {
+            return Err(refuse("it is not a regular file".to_owned()));
+        }
+        if metadata.len() > LARGEST {
+            return Err(refuse(format!("it has {} MiB", metadata.len() >> 20)));
+        }
+        let content = tokio::fs::read(path).await.map_err(read_error)?;
+        Self::from_content(content.into()).map_err(refuse)
+    }
+
+    /// Checks a program that is in memory; the error says what it is instead.
+    pub fn from_content(content: Bytes) -> Result<Self, String> {
+        let architecture = read_elf(&content)?;
+        let sha256 = hex::encode(ring::digest::digest(&ring::digest::SHA256, &content));
+        Ok(Self { content, sha256, architecture })
+    }
+
+    /// The program; a clone shares the memory.
+    #[must_use]
+    pub fn content(&self) -> Bytes {
+        self.content.clone()
+    }
+
+    /// SHA-256 of the content, lower case hex.
+    #[must_use]
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.content.len() as u64
+    }
+
+    /// The processor it runs on.
+    #[must_use]
+    pub const fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+}
+
+impl fmt::Debug for AgentBinary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AgentBinary({} {} bytes, {})", self.architecture, self.content.len(), self.sha256)
+    }
+}
+
+/// Reads what matters of an ELF64 header (System V ABI, chapter 4): that it is a whole, executable file for a
+/// known processor.
+fn read_elf(content: &[u8]) -> Result<Architecture, String> {
+    const EXECUTABLE: u64 = 2;
+    const SHARED: u64 = 3;
+    if !content.starts_with(b"\x7fELF") {
+        return Err("it does not begin like an ELF program".to_owned());
+    }
+    let truncated = || "it is cut off".to_owned();
+    let field = |offset: usize, size: usize| read_le(content, offset, size).ok_or_else(truncated);
+    if field(4, 1)? != 2 || field(5, 1)? != 1 {
+        return Err("it is not a 64-bit little-endian program".to_owned());
+    }
+    // A position-independent program is a shared object with an entry point; a library has none.
+    let (kind, entry) = (field(16, 2)?, field(24, 8)?);
+    if !(kind == EXECUTABLE || (kind == SHARED && entry != 0)) {
+        return Err("it is an ELF file, but not a program".to_owned());
+    }
+    let machine = field(18, 2)?;
+    let architecture = u16::try_from(machine)
+        .ok()
+        .and_then(Architecture::from_elf)
+        .ok_or_else(|| format!("it is for a processor that is not supported (ELF machine {machine})"))?;
+    let to_usize = |value: u64| usize::try_from(value).map_err(|_| truncated());
+    let (table, entry_size, count) =
+        (to_usize(field(32, 8)?)?, to_usize(field(54, 2)?)?, to_usize(field(56, 2)?)?);
+    for index in 0..count {
+        let header =
+            index.checked_mul(entry_size).and_then(|at| at.checked_add(table)).ok_or_else(truncated)?;
+        let at = |offset: usize| header.checked_add(offset).ok_or_else(truncated);
+        let end = field(at(8)?, 8)?.checked_add(field(at(32)?, 8)?).ok_or_else(truncated)?;
+        if end > content.len() as u64 {
+            return Err(truncated());
+        }
+    }
+    if count == 0 {
+        return Err("it is an ELF file, but not a program".to_owned());
+    }
+    Ok(architecture)
+}
+
+fn read_le(content: &[u8], offset: usize, size: usize) -> Option<u64> {
+    let bytes = content.get(offset..offset.checked_add(size)?)?;
+    Some(bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shell() -> Vec<u8> {
+        std::fs::read("/bin/sh").unwrap()
+    }
+
+    fn refused(content: Vec<u8>) -> String {
+        AgentBinary::from_content(content.into()).unwrap_err()
+    }
+
+    #[test]
+    fn a_real_program_is_accepted_and_its_memory_shared() {
+        let binary = AgentBinary::from_content(shell().into()).unwrap();
+        assert_eq!(binary.architecture().uname(), std::env::consts::ARCH);
+        assert_eq!(binary.content().as_ptr(), binary.content().as_ptr());
+        assert_eq!(binary.sha256().len(), 64);
+    }
+
+    #[test]
+    fn what_is_no_whole_program_is_refused_with_words() {
+        insta::assert_snapshot!(refused(b"#!/bin/sh\n".to_vec()), @"it does not begin like an ELF program");
+        insta::assert_snapshot!(refused(shell()[..40].to_vec()), @"it is cut off");
+        let half = shell()[..shell().len() / 2].to_vec();
+        insta::assert_snapshot!(refused(half), @"it is cut off");
+        let with = |offset: usize, value: u8| {
+            let mut content = shell();
+            content[offset] = value;
+            content
+        };
+        insta::assert_snapshot!(refused(with(4, 1)), @"it is not a 64-bit little-endian program");
+        insta::assert_snapshot!(refused(with(16, 1)), @"it is an ELF file, but not a program");
+        insta::assert_snapshot!(refused(with(18, 40)), @"it is for a processor that is not supported (ELF machine 40)");
+    }
+
+    #[tokio::test]
+    async fn a_path_that_holds_no_agent_is_refused_with_the_path_and_what_to_do() {
+        let directory = tempfile::tempdir().unwrap();
+        let text =
+            |error: AgentBinaryError| error.to_string().replace(directory.path().to_str().unwrap(), "DIR");
+        let absent = AgentBinary::load(&directory.path().join("absent")).await.unwrap_err();
+        insta::assert_snapshot!(text(absent), @"cannot read the agent program DIR/absent: No such file or directory (os error 2); build it with `make roleserver` and name it by --agent_executable_path");
+        let not_a_file = AgentBinary::load(directory.path()).await.unwrap_err();
+        insta::assert_snapshot!(text(not_a_file), @"DIR is not an agent program: it is not a regular file; build one with `make roleserver` and name it by --agent_executable_path");
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_header_is_never_a_panic(damage in prop::collection::vec((0_usize..120, any::<u8>()), 1..16), length in 0_usize..4096) {
+            let mut content = shell();
+            content.truncate(length);
+            for (offset, value) in damage {
+                if let Some(byte) = content.get_mut(offset) {
+                    *byte = value;
+                }
+            }
+            let _outcome = read_elf(&content);
+        }
+    }
+}

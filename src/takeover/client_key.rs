@@ -1,0 +1,259 @@
+//! The key with which a shepherd logs in: `--ssh_key_path`.
+//!
+//! One Ed25519 key in OpenSSH's format, so that `ssh -i` can use the same file.
+//! It is made when it is absent, once, even when several shepherds start at the
+//! same time on one disk: the new key is written beside its place and put there
+//! by a hard link, which fails when another was faster, whose key is then read.
+//! A key that others can read is refused as OpenSSH refuses it, because who
+//! reads it is root on every machine.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use russh::keys::ssh_key::LineEnding;
+use russh::keys::{Algorithm, PrivateKey};
+
+/// A loaded private key. Cheap to clone; never shows its secret half.
+#[derive(Clone)]
+pub struct ClientKey(Arc<PrivateKey>);
+
+/// Why the key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientKeyError {
+    /// The file cannot be read.
+    #[error("cannot read the SSH key {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A new key cannot be saved.
+    #[error("cannot save a new SSH key as {}: {source}; make its directory, or name another place by --ssh_key_path", path.display())]
+    Save {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Others than its owner can read the file.
+    #[error("the SSH key {} can be read by others (mode {mode:04o}); run `chmod 600` on it", path.display())]
+    TooOpen {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The file is a directory, a device, ….
+    #[error("the SSH key {} is not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file holds something else.
+    #[error("{} is not a private key in OpenSSH's format; name an Ed25519 key, or a file that does not exist to have one made", path.display())]
+    NotAKey {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The key wants a pass phrase.
+    #[error("the SSH key {} is encrypted, and a service cannot type a pass phrase; name an unencrypted Ed25519 key of its own", path.display())]
+    Encrypted {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A kind of key that this program does not sign with.
+    #[error("the SSH key {} is of kind {algorithm}; name an Ed25519 or ECDSA key", path.display())]
+    UnsupportedKind {
+        /// The file.
+        path: PathBuf,
+        /// The kind.
+        algorithm: String,
+    },
+    /// Making a key failed.
+    #[error("cannot make an SSH key: {reason}")]
+    Generate {
+        /// What the library said.
+        reason: String,
+    },
+}
+
+impl ClientKey {
+    /// Reads the key at `path`, or makes one there when nothing is there.
+    ///
+    /// Blocks on the disk; meant for program start.
+    pub fn load_or_create(path: &Path) -> Result<Self, ClientKeyError> {
+        match Self::load(path) {
+            Err(ClientKeyError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                create(path)?;
+                Self::load(path)
+            }
+            other => other,
+        }
+    }
+
+    /// Reads the key at `path`.
+    pub fn load(path: &Path) -> Result<Self, ClientKeyError> {
+        let path_buf = || path.to_owned();
+        let read_error = |source| ClientKeyError::Read { path: path_buf(), source };
+        let metadata = fs::metadata(path).map_err(read_error)?;
+        if !metadata.is_file() {
+            return Err(ClientKeyError::NotAFile { path: path_buf() });
+        }
+        let mode = metadata.permissions().mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(ClientKeyError::TooOpen { path: path_buf(), mode });
+        }
+        let content = fs::read(path).map_err(read_error)?;
+        let key =
+            PrivateKey::from_openssh(&content).map_err(|_| ClientKeyError::NotAKey { path: path_buf() })?;
+        if key.is_encrypted() {
+            return Err(ClientKeyError::Encrypted { path: path_buf() });
+        }
+        match key.algorithm() {
+            Algorithm::Ed25519 | Algorithm::Ecdsa { .. } => Ok(Self(Arc::new(key))),
+            other => Err(ClientKeyError::UnsupportedKind { path: path_buf(), algorithm: other.to_string() }),
+        }
+    }
+
+    /// Makes a key that is nowhere saved.
+    pub fn generate() -> Result<Self, ClientKeyError> {
+        let mut key = PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519)
+            .map_err(|error| ClientKeyError::Generate { reason: error.to_string() })?;
+        key.set_comment("shepherd");
+        Ok(Self(Arc::new(key)))
+    }
+
+    /// The public half as a line for `authorized_keys`.
+    #[must_use]
+    pub fn authorized_keys_line(&self) -> String {
+        self.0.public_key().to_openssh().unwrap_or_default()
+    }
+
+    /// For the one place that signs with it.
+    pub(super) fn private(&self) -> Arc<PrivateKey> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl fmt::Debug for ClientKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClientKey({})", self.0.fingerprint(russh::keys::HashAlg::Sha256))
+    }
+}
+
+/// Puts a new key at `path` unless something is there by then.
+fn create(path: &Path) -> Result<(), ClientKeyError> {
+    let save_error = |source| ClientKeyError::Save { path: path.to_owned(), source };
+    let text = ClientKey::generate()?
+        .0
+        .to_openssh(LineEnding::LF)
+        .map_err(|error| ClientKeyError::Generate { reason: error.to_string() })?;
+
+    let name = path.file_name().ok_or_else(|| ClientKeyError::NotAFile { path: path.to_owned() })?;
+    let mut temporary_name = name.to_owned();
+    temporary_name.push(format!(".new.{}", uuid::Uuid::new_v4().simple()));
+    let temporary = path.with_file_name(temporary_name);
+
+    let written =
+        write_private(&temporary, text.as_bytes()).and_then(|()| match fs::hard_link(&temporary, path) {
+            // Another process was faster: its key is as good, and it may be in use already.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        });
+    let removed = fs::remove_file(&temporary);
+    written.map_err(save_error)?;
+    removed.map_err(save_error)?;
+    sync_directory(path).map_err(save_error)
+}
+
+fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(content)?;
+    file.sync_all()
+}
+
+/// A key that was handed out must not be gone after a power cut.
+fn sync_directory(of: &Path) -> io::Result<()> {
+    let directory = match of.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn an_absent_key_is_made_once_with_mode_0600_and_read_by_openssh() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ssh_key");
+        let lines: Vec<String> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| ClientKey::load_or_create(&path).unwrap().authorized_keys_line()))
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
+
+        let output = Command::new("ssh-keygen").arg("-y").arg("-f").arg(&path).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), lines[0]);
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ssh_key");
+        ClientKey::load_or_create(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let error =
+            ClientKey::load_or_create(&path).unwrap_err().to_string().replace(path.to_str().unwrap(), "KEY");
+        insta::assert_snapshot!(error, @"the SSH key KEY can be read by others (mode 0640); run `chmod 600` on it");
+    }
+
+    #[test]
+    fn what_is_no_usable_key_is_refused_with_words() {
+        let directory = tempfile::tempdir().unwrap();
+        let refuse = |name: &str| {
+            let path = directory.path().join(name);
+            ClientKey::load_or_create(&path)
+                .unwrap_err()
+                .to_string()
+                .replace(directory.path().to_str().unwrap(), "DIR")
+        };
+        write_private(&directory.path().join("text"), b"hello").unwrap();
+        insta::assert_snapshot!(refuse("text"), @"DIR/text is not a private key in OpenSSH's format; name an Ed25519 key, or a file that does not exist to have one made");
+
+        for (name, kind, phrase) in [("encrypted", "ed25519", "secret"), ("rsa", "rsa", "")] {
+            let status = Command::new("ssh-keygen")
+                .args(["-q", "-t", kind, "-N", phrase, "-f"])
+                .arg(directory.path().join(name))
+                .status()
+                .unwrap();
+            assert!(status.success());
+        }
+        insta::assert_snapshot!(refuse("encrypted"), @"the SSH key DIR/encrypted is encrypted, and a service cannot type a pass phrase; name an unencrypted Ed25519 key of its own");
+        insta::assert_snapshot!(refuse("rsa"), @"the SSH key DIR/rsa is of kind ssh-rsa; name an Ed25519 or ECDSA key");
+        fs::create_dir(directory.path().join("directory")).unwrap();
+        insta::assert_snapshot!(refuse("directory"), @"the SSH key DIR/directory is not a regular file");
+        insta::assert_snapshot!(refuse("absent/key"), @"cannot save a new SSH key as DIR/absent/key: No such file or directory (os error 2); make its directory, or name another place by --ssh_key_path");
+    }
+
+    #[test]
+    fn the_secret_half_is_not_shown() {
+        let key = ClientKey::generate().unwrap();
+        assert!(format!("{key:?}").starts_with("ClientKey(SHA256:"));
+    }
+}

@@ -1,0 +1,728 @@
+//! Takeover in place, against real OpenSSH servers.
+//!
+//! The agent in most of these is a copy of `/bin/sh` with bytes appended: a real ELF program, which run as
+//! `agent enroll` executes the file `enroll` of its working directory, where a test puts the answer.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener as StdListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use prost::Message;
+use shepherd::model::host_key::HostKey;
+use shepherd::model::remote_step::DEFAULT_AGENT_PATH;
+use shepherd::proto::agent::v1::{
+    EnrollError, EnrollRequest, EnrollResponse, EnrollSuccess, Supervision, enroll_error, enroll_response,
+};
+use shepherd::roleserver::state_directory::StateDirectory;
+use shepherd::takeover::agent_binary::AgentBinary;
+use shepherd::takeover::client_key::ClientKey;
+use shepherd::takeover::error::{Blame, SshError};
+use shepherd::takeover::exec::{Exit, RunOutcome, STDERR_CAP, STDOUT_CAP};
+use shepherd::takeover::host_keys::HostKeyExpectation;
+use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
+use shepherd::takeover::take_over::{Step, TakenOver, TakeoverError, take_over};
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::sshd::{Setup, Sshd, target_at, wait_until};
+
+/// Runs each command as `sh` would in the test's home.
+const IN_HOME: &str = "#!/bin/sh\ncd \"$HOME\" && exec sh -c \"$SSH_ORIGINAL_COMMAND\"\n";
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_mins(5)
+}
+
+fn request() -> EnrollRequest {
+    EnrollRequest {
+        machine_id: "5a0c2c4e-0000-4000-8000-000000000001".to_owned(),
+        endpoints: vec!["127.0.0.1:1".to_owned()],
+        lane: "access".to_owned(),
+        fence: 7,
+        bmdb_id: "5a0c2c4e-0000-4000-8000-00000000000b".to_owned(),
+        ..EnrollRequest::default()
+    }
+}
+
+fn success() -> EnrollSuccess {
+    EnrollSuccess { request: Some(request()), public_key: vec![7; 32], ..EnrollSuccess::default() }
+}
+
+/// A program with `extra` bytes behind it, that run as an agent executes the file `enroll`.
+fn fake_agent(extra: usize) -> Result<AgentBinary> {
+    let mut content = fs::read("/bin/sh")?;
+    // Not compressible to nothing, and not the same everywhere.
+    content.extend((0..extra).map(|index| u8::try_from(index * 7 % 251).unwrap_or_default()));
+    AgentBinary::from_content(content.into()).map_err(anyhow::Error::msg)
+}
+
+fn put_answer(home: &Path, result: enroll_response::Result) -> Result<()> {
+    fs::write(home.join("answer"), EnrollResponse { result: Some(result) }.encode_to_vec())?;
+    fs::write(home.join("enroll"), "cat > request && cat answer\n")?;
+    Ok(())
+}
+
+fn machine(setup: Setup) -> Result<Sshd> {
+    let sshd = Sshd::start(&Setup { forced_command: setup.forced_command.or(Some(IN_HOME)), ..setup })?;
+    put_answer(&sshd.home(), enroll_response::Result::Success(success()))?;
+    Ok(sshd)
+}
+
+async fn take(
+    sshd: &Sshd,
+    expectation: &HostKeyExpectation,
+    agent: &AgentBinary,
+) -> Result<TakenOver, TakeoverError> {
+    let target = sshd
+        .target()
+        .map_err(|error| TakeoverError::NotLinux { address: String::new(), os: error.to_string() })?;
+    take_over(&sshd.settings(), &target, expectation, agent, DEFAULT_AGENT_PATH, &request(), far(), |_| {})
+        .await
+}
+
+async fn connect(sshd: &Sshd, expectation: &HostKeyExpectation) -> Result<SshSession> {
+    Ok(SshSession::connect(&sshd.settings(), &sshd.target()?, expectation, far()).await?)
+}
+
+async fn refused(sshd: &Sshd, expectation: &HostKeyExpectation) -> Result<SshError> {
+    match SshSession::connect(&sshd.settings(), &sshd.target()?, expectation, far()).await {
+        Ok(_) => bail!("the connection was accepted"),
+        Err(error) => Ok(error),
+    }
+}
+
+/// What stands under the agent's directory.
+fn uploaded_names(sshd: &Sshd) -> Vec<String> {
+    let directory = sshd.home().join(DEFAULT_AGENT_PATH);
+    let entries = directory.parent().and_then(|directory| fs::read_dir(directory).ok());
+    entries.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+#[tokio::test]
+async fn a_machine_is_taken_over_pinned_on_first_use_and_the_upload_skipped_the_second_time() {
+    let sshd = machine(Setup::default()).unwrap();
+    let agent = fake_agent(3_000_000).unwrap();
+    let steps = Mutex::new(vec![]);
+    let first = take_over(
+        &sshd.settings(),
+        &sshd.target().unwrap(),
+        &HostKeyExpectation::PinOnFirstUse,
+        &agent,
+        DEFAULT_AGENT_PATH,
+        &request(),
+        far(),
+        |step| steps.lock().unwrap().push(step),
+    )
+    .await
+    .unwrap();
+    assert!(first.uploaded);
+    assert_eq!(first.success, success());
+    let size = agent.size();
+    assert_eq!(*steps.lock().unwrap(), [Step::Connect, Step::Probe, Step::Upload { size }, Step::Enroll]);
+    let sent = fs::read(sshd.home().join("request")).unwrap();
+    assert_eq!(EnrollRequest::decode(sent.as_slice()).unwrap(), request());
+    assert_eq!(fs::read(sshd.home().join(DEFAULT_AGENT_PATH)).unwrap(), agent.content());
+    assert_eq!(uploaded_names(&sshd), ["roleserver"]);
+    assert_eq!(first.host_key.fingerprint(), openssh_fingerprint(&sshd, "host_ed25519").unwrap());
+
+    let pinned = HostKeyExpectation::Pinned(vec![first.host_key.clone()]);
+    let second = take(&sshd, &pinned, &agent).await.unwrap();
+    assert_eq!((second.uploaded, &second.host_key), (false, &first.host_key));
+
+    let newer = fake_agent(10).unwrap();
+    assert!(take(&sshd, &pinned, &newer).await.unwrap().uploaded, "another program is another digest");
+    assert_eq!(fs::read(sshd.home().join(DEFAULT_AGENT_PATH)).unwrap(), newer.content());
+}
+
+fn openssh_fingerprint(sshd: &Sshd, key: &str) -> Result<String> {
+    let path = sshd.directory().join(key);
+    let output = std::process::Command::new("ssh-keygen").arg("-lf").arg(path).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    Ok(text.split_whitespace().nth(1).context("a fingerprint")?.to_owned())
+}
+
+#[tokio::test]
+async fn a_changed_host_key_is_refused_and_nothing_is_sent_to_the_host() {
+    let before = machine(Setup::default()).unwrap();
+    let pinned = connect(&before, &HostKeyExpectation::PinOnFirstUse).await.unwrap().host_key().clone();
+    drop(before);
+
+    let after = machine(Setup::default()).unwrap();
+    let error = take(&after, &HostKeyExpectation::Pinned(vec![pinned.clone()]), &fake_agent(0).unwrap())
+        .await
+        .unwrap_err();
+    let TakeoverError::HostKeyChanged(changed) = &error else { panic!("{error}") };
+    assert_eq!(changed.expected, std::slice::from_ref(&pinned));
+    let offered = openssh_fingerprint(&after, "host_ed25519").unwrap();
+    assert_eq!(changed.offered.fingerprint(), offered);
+    assert_eq!(error.blame(), Blame::Configuration);
+    let text = error.to_string();
+    for part in [&pinned.fingerprint(), &offered, &format!("127.0.0.1:{}", after.port())] {
+        assert!(text.contains(part), "{text}");
+    }
+    // The server tells when it has heard a user's name, and when a key was tried.
+    wait_until("the server to see the end", || after.log().contains("Connection closed by")).unwrap();
+    let log = after.log();
+    assert!(!log.contains("ublickey") && !log.contains("user") && !log.contains("Accepted"), "{log}");
+    assert_eq!(uploaded_names(&after), [""; 0]);
+
+    let both = HostKeyExpectation::Pinned(vec![pinned, changed.offered.clone()]);
+    connect(&after, &both).await.expect("a key that a person allowed is accepted");
+}
+
+#[tokio::test]
+async fn a_host_that_shows_another_kind_of_key_than_the_pinned_one_is_refused_with_that_key() {
+    let sshd = machine(Setup { host_keys: &["ecdsa"], ..Setup::default() }).unwrap();
+    let pinned = HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![1; 51] };
+    let error = refused(&sshd, &HostKeyExpectation::Pinned(vec![pinned])).await.unwrap();
+    let SshError::HostKeyChanged(changed) = error else { panic!("{error}") };
+    assert_eq!(changed.offered.algorithm, "ecdsa-sha2-nistp256");
+    assert_eq!(changed.offered.fingerprint(), openssh_fingerprint(&sshd, "host_ecdsa").unwrap());
+    assert!(!sshd.log().contains("user"), "{}", sshd.log());
+}
+
+#[tokio::test]
+async fn a_host_with_several_keys_shows_the_pinned_one() {
+    let only = machine(Setup { host_keys: &["ecdsa", "ed25519", "rsa"], ..Setup::default() }).unwrap();
+    let best = connect(&only, &HostKeyExpectation::PinOnFirstUse).await.unwrap();
+    assert_eq!(best.host_key().algorithm, "ssh-ed25519");
+    let line = fs::read_to_string(only.directory().join("host_ecdsa.pub")).unwrap();
+    let blob =
+        base64::Engine::decode(&base64::engine::general_purpose::STANDARD, line.split(' ').nth(1).unwrap())
+            .unwrap();
+    let ecdsa = HostKey { algorithm: "ecdsa-sha2-nistp256".to_owned(), key: blob };
+    let session = connect(&only, &HostKeyExpectation::Pinned(vec![ecdsa.clone()])).await.unwrap();
+    assert_eq!(*session.host_key(), ecdsa);
+}
+
+#[tokio::test]
+async fn a_host_with_only_an_rsa_key_is_refused_with_what_to_do() {
+    let sshd = machine(Setup { host_keys: &["rsa"], ..Setup::default() }).unwrap();
+    let error = refused(&sshd, &HostKeyExpectation::PinOnFirstUse).await.unwrap();
+    let text = error.to_string().replace(&sshd.port().to_string(), "PORT");
+    insta::assert_snapshot!(text, @"127.0.0.1:PORT offers only RSA host keys, which Shepherd does not accept; give it an Ed25519 host key (run `ssh-keygen -A` on it and restart its SSH server)");
+    assert_eq!(error.blame(), Blame::Configuration);
+}
+
+#[tokio::test]
+async fn a_refused_key_says_what_the_host_accepts_and_which_line_would_help() {
+    let sshd = machine(Setup::default()).unwrap();
+    let mut settings = sshd.settings();
+    settings.key = ClientKey::generate().unwrap();
+    let line = settings.key.authorized_keys_line();
+    let connected =
+        SshSession::connect(&settings, &sshd.target().unwrap(), &HostKeyExpectation::PinOnFirstUse, far())
+            .await;
+    let Err(error) = connected else { panic!("let in") };
+    let SshError::AuthenticationRefused { tried, accepted, .. } = &error else { panic!("{error}") };
+    assert_eq!(
+        (tried.as_slice(), accepted.as_slice()),
+        (["publickey"].as_slice(), ["publickey".to_owned()].as_slice())
+    );
+    assert!(error.to_string().contains(&line), "{error}");
+}
+
+/// SHA-512 crypt of `correct horse` for the user root, made for this test.
+const SHADOW: &str = "root:$6$shepherdtest$sBSIT0SbrXeOxDubFD2dweIBREoZE2Csk4/Jz8AjZwhd2TDRnJUfvUaYyU5lpxRrYjDgumyjUacy8Q80wXzXo1:19000:0:99999:7:::\n";
+
+async fn log_in_by_password(config: &str, password: &str) -> Result<(Sshd, Result<SshSession, SshError>)> {
+    let shadow = Some(SHADOW.to_owned());
+    let sshd = Sshd::start(&Setup { config: config.to_owned(), shadow, ..Setup::default() })?;
+    let mut settings = sshd.settings();
+    settings.key = ClientKey::generate()?;
+    settings.password = Some(password.into());
+    let session =
+        SshSession::connect(&settings, &sshd.target()?, &HostKeyExpectation::PinOnFirstUse, far()).await;
+    Ok((sshd, session))
+}
+
+#[tokio::test]
+async fn a_password_is_tried_after_the_key_and_shown_nowhere() {
+    let (_sshd, session) = log_in_by_password("PasswordAuthentication yes", "correct horse").await.unwrap();
+    let output = session.unwrap().exec("testing", "echo in", Bytes::new()).await.unwrap();
+    assert_eq!(output.stdout, b"in\n");
+
+    let (sshd, refused) = log_in_by_password("PasswordAuthentication yes", "wrong horse").await.unwrap();
+    let Err(error) = refused else { panic!("let in") };
+    let SshError::AuthenticationRefused { tried, .. } = &error else { panic!("{error}") };
+    assert_eq!(*tried, ["publickey", "password"]);
+    for shown in [error.to_string(), format!("{error:?}"), sshd.log()] {
+        assert!(!shown.contains("wrong horse"), "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_asks_questions_is_answered_with_the_password() {
+    let config = "UsePAM yes\nKbdInteractiveAuthentication yes";
+    let (_sshd, session) = log_in_by_password(config, "correct horse").await.unwrap();
+    session.unwrap();
+    let (_sshd, refused) = log_in_by_password(config, "wrong horse").await.unwrap();
+    let Err(error) = refused else { panic!("let in") };
+    let SshError::AuthenticationRefused { tried, .. } = &error else { panic!("{error}") };
+    assert_eq!(*tried, ["publickey", "keyboard-interactive"]);
+}
+
+#[tokio::test]
+async fn a_command_is_fed_and_its_output_capped_and_its_end_told() {
+    let sshd = Sshd::start(&Setup::default()).unwrap();
+    let session = connect(&sshd, &HostKeyExpectation::PinOnFirstUse).await.unwrap();
+    let exec = |command: &'static str, stdin: Bytes| session.exec("testing", command, stdin);
+
+    let fed = exec("wc -c; echo oops >&2; exit 3", Bytes::from(vec![1; 5_000_000])).await.unwrap();
+    assert_eq!(
+        (fed.exit, fed.stdout.as_slice(), fed.stderr.as_slice()),
+        (Exit::Status(3), b"5000000\n".as_slice(), b"oops\n".as_slice())
+    );
+
+    let flood = exec("head -c 3000000 /dev/zero; head -c 200000 /dev/zero >&2", Bytes::new()).await.unwrap();
+    assert_eq!((flood.stdout.len(), flood.stderr.len()), (STDOUT_CAP, STDERR_CAP));
+    assert_eq!(flood.dropped, 3_200_000 - (STDOUT_CAP + STDERR_CAP) as u64);
+
+    let killed = exec("kill -9 $$", Bytes::new()).await.unwrap();
+    assert_eq!(killed.exit, Exit::Signal("KILL".to_owned()));
+
+    // A command that reads nothing of a large input still ends with its own status.
+    let unread = exec("exit 4", Bytes::from(vec![1; 20_000_000])).await.unwrap();
+    assert_eq!(unread.exit, Exit::Status(4));
+
+    // A daemon that keeps the pipes open does not keep the answer.
+    let started = Instant::now();
+    let daemon = exec("sleep 30 & echo $!", Bytes::new()).await.unwrap();
+    assert!(daemon.success() && started.elapsed() < Duration::from_secs(25));
+    let pid = String::from_utf8(daemon.stdout).unwrap();
+    exec_ok(&session, &format!("kill {}", pid.trim())).await.unwrap();
+    session.close().await;
+    wait_until("an orderly end", || sshd.log().contains("Received disconnect from")).unwrap();
+}
+
+async fn exec_ok(session: &SshSession, command: &str) -> Result<Vec<u8>> {
+    let output = session.exec("testing", command, Bytes::new()).await?;
+    ensure!(output.success(), "{command}: {}", output.summary());
+    Ok(output.stdout)
+}
+
+#[tokio::test]
+async fn a_command_that_exceeds_its_limit_is_told_and_loses_its_pipes() {
+    let sshd = Sshd::start(&Setup::default()).unwrap();
+    let mut settings = sshd.settings();
+    settings.exec_timeout = Duration::from_millis(1500);
+    let session =
+        SshSession::connect(&settings, &sshd.target().unwrap(), &HostKeyExpectation::PinOnFirstUse, far())
+            .await
+            .unwrap();
+    // Root's commands get no signal from OpenSSH; what they see is that nobody reads any more.
+    let command = "trap '' PIPE; touch ~/started; while echo x; do sleep 0.1; done; touch ~/ended";
+    let error = session.exec("waiting for ever", command, Bytes::new()).await.unwrap_err();
+    assert_eq!(
+        error.to_string().replace(&sshd.port().to_string(), "PORT"),
+        "127.0.0.1:PORT did not answer within 1.5s while waiting for ever"
+    );
+    assert!(sshd.home().join("started").exists());
+    drop(session);
+    wait_until("the command to notice", || sshd.home().join("ended").exists()).unwrap();
+}
+
+#[tokio::test]
+async fn an_argument_vector_reaches_the_machine_unchanged_and_a_dropped_connection_is_an_outcome() {
+    let sshd = Sshd::start(&Setup::default()).unwrap();
+    let session = connect(&sshd, &HostKeyExpectation::PinOnFirstUse).await.unwrap();
+    let run = |argv: &[&str]| {
+        let argv: Vec<String> = argv.iter().map(|word| (*word).to_owned()).collect();
+        let session = &session;
+        async move { session.run_argv("rebooting", &argv).await }
+    };
+    let RunOutcome::Finished(output) =
+        run(&["printf", "<%s>", "$(id)", "it's", "a b\n", "", "*"]).await.unwrap()
+    else {
+        panic!("no outcome")
+    };
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "<$(id)><it's><a b\n><><*>");
+    assert!(run(&["a\0b"]).await.unwrap_err().to_string().contains("NUL"));
+
+    // What a reboot does to the connection.
+    let outcome = run(&["sh", "-c", "kill -9 $PPID; exit 0"]).await.unwrap();
+    let RunOutcome::Unknown(error) = outcome else { panic!("{outcome:?}") };
+    assert!(matches!(error, SshError::ConnectionLost { .. }), "{error}");
+    assert!(run(&["true"]).await.is_err(), "what could not be started is an error");
+}
+
+#[tokio::test]
+async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
+    let sshd = machine(Setup::default()).unwrap();
+    let target = sshd.target().unwrap();
+    let agent = fake_agent(0).unwrap();
+    let past = Instant::now();
+    let first_use = HostKeyExpectation::PinOnFirstUse;
+    let outcome = take_over(
+        &sshd.settings(),
+        &target,
+        &first_use,
+        &agent,
+        DEFAULT_AGENT_PATH,
+        &request(),
+        past,
+        |_| {},
+    )
+    .await;
+    assert!(matches!(outcome, Err(TakeoverError::Ssh(SshError::Deadline { .. }))), "{outcome:?}");
+    assert!(!sshd.log().contains("Connection from"), "{}", sshd.log());
+
+    fs::write(sshd.home().join("enroll"), "while echo; do sleep 0.1; done\n").unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let outcome = take_over(
+        &sshd.settings(),
+        &target,
+        &first_use,
+        &agent,
+        DEFAULT_AGENT_PATH,
+        &request(),
+        deadline,
+        |_| {},
+    )
+    .await;
+    let Err(error @ TakeoverError::Ssh(SshError::Deadline { .. })) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(error.blame(), Blame::Deadline);
+    assert!(deadline.elapsed() < Duration::from_secs(2), "{:?}", deadline.elapsed());
+    wait_until("the sessions to end", || sshd.log().contains("disconnect") || sshd.log().contains("closed"))
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_silent_a_closed_and_a_foreign_port_are_told_apart() {
+    let mut settings = SshSettings::new(ClientKey::generate().unwrap());
+    settings.login_timeout = Duration::from_millis(300);
+    let target = |port| SshTarget { host: "127.0.0.1".to_owned(), port, user: "root".to_owned() };
+    let failure = async |settings: &SshSettings, target: &SshTarget| {
+        SshSession::connect(settings, target, &HostKeyExpectation::PinOnFirstUse, far()).await.err().unwrap()
+    };
+
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let error = failure(&settings, &target(port)).await;
+    assert!(matches!(error, SshError::Timeout { doing: "agreeing on keys", .. }), "{error}");
+    // The socket is shut although the library's task still waited for the host's first line.
+    let (mut accepted, _) = silent.accept().await.unwrap();
+    let mut heard = vec![];
+    tokio::time::timeout(Duration::from_secs(30), accepted.read_to_end(&mut heard)).await.unwrap().unwrap();
+    assert!(heard.starts_with(b"SSH-2.0-"));
+    drop(silent);
+
+    let error = failure(&settings, &target(port)).await;
+    assert!(matches!(error, SshError::Refused { .. }), "{error}");
+    assert_eq!(error.blame(), Blame::Machine);
+
+    let foreign = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = foreign.local_addr().unwrap().port();
+    let answering = tokio::spawn(async move {
+        let (mut stream, _) = foreign.accept().await?;
+        tokio::io::AsyncWriteExt::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n").await
+    });
+    settings.login_timeout = Duration::from_secs(20);
+    let error = failure(&settings, &target(port)).await;
+    assert!(matches!(error, SshError::Handshake { .. }), "{error}");
+    answering.await.unwrap().unwrap();
+
+    settings.connect_timeout = Duration::from_secs(20);
+    let nameless = SshTarget { host: "not a host".to_owned(), ..target(22) };
+    let error = failure(&settings, &nameless).await;
+    assert!(matches!(error, SshError::Unresolvable { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn dropping_a_takeover_closes_its_connection_at_once() {
+    let sshd = machine(Setup::default()).unwrap();
+    fs::write(sshd.home().join("enroll"), "touch started; while echo; do sleep 0.1; done\n").unwrap();
+    let agent = fake_agent(0).unwrap();
+    {
+        let first_use = HostKeyExpectation::PinOnFirstUse;
+        let taking = take(&sshd, &first_use, &agent);
+        tokio::pin!(taking);
+        let home = sshd.home();
+        let enrolling = tokio::task::spawn_blocking(move || {
+            wait_until("the enrolment", || home.join("started").exists())
+        });
+        tokio::select! {
+            outcome = &mut taking => panic!("{outcome:?}"),
+            waited = enrolling => waited.unwrap().unwrap(),
+        }
+        assert!(!sshd.sessions().is_empty());
+    }
+    let before = std::time::Instant::now();
+    wait_until("the server to see the end", || {
+        sshd.log().contains("Connection closed by")
+            || sshd.log().contains("Read error from")
+            || sshd.log().contains("Disconnected from")
+    })
+    .unwrap();
+    assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
+}
+
+#[tokio::test]
+async fn an_agent_for_another_processor_is_refused_before_anything_is_uploaded() {
+    let uname = "#!/bin/sh\n[ \"$1\" = -m ] && echo mips64 || echo Linux\n".to_owned();
+    let sshd = machine(Setup { programs: vec![("uname", uname)], ..Setup::default() }).unwrap();
+    let error = take(&sshd, &HostKeyExpectation::PinOnFirstUse, &fake_agent(0).unwrap()).await.unwrap_err();
+    let TakeoverError::WrongArchitecture { machine, .. } = &error else { panic!("{error}") };
+    assert_eq!(machine, "mips64");
+    assert_eq!(uploaded_names(&sshd), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_upload_that_arrives_damaged_keeps_the_old_agent() {
+    // The file is right when probed, and its bytes are hashed wrongly when uploaded.
+    let lie = "#!/bin/sh\ncat >/dev/null; echo 0000000000000000000000000000000000000000000000000000000000000000  -\n";
+    let sshd = machine(Setup { programs: vec![("sha256sum", lie.to_owned())], ..Setup::default() }).unwrap();
+    let path = sshd.home().join(DEFAULT_AGENT_PATH);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, b"the old agent").unwrap();
+    let error = take(&sshd, &HostKeyExpectation::PinOnFirstUse, &fake_agent(0).unwrap()).await.unwrap_err();
+    let TakeoverError::Remote { step: "upload", reason, .. } = &error else { panic!("{error}") };
+    assert!(reason.starts_with("it arrived damaged"), "{reason}");
+    assert_eq!(error.blame(), Blame::Machine);
+    assert_eq!(fs::read(&path).unwrap(), b"the old agent");
+    assert_eq!(uploaded_names(&sshd), ["roleserver"]);
+}
+
+#[tokio::test]
+async fn a_filesystem_that_cannot_hold_or_run_the_agent_is_told_as_such() {
+    for (options, said) in [
+        ("noexec", "its filesystem there does not allow programs (mounted noexec)"),
+        ("size=256k", "there is no space left on the machine's filesystem"),
+        ("ro", "the machine's filesystem is read-only"),
+    ] {
+        let sshd = machine(Setup { local: Some(options), ..Setup::default() }).unwrap();
+        let agent = fake_agent(4_000_000).unwrap();
+        let error = take(&sshd, &HostKeyExpectation::PinOnFirstUse, &agent).await.unwrap_err();
+        let TakeoverError::Remote { step: "upload", reason, .. } = &error else {
+            panic!("{options}: {error}")
+        };
+        assert!(reason.starts_with(said), "{options}: {reason}");
+    }
+}
+
+/// Passes bytes on until the client has sent `budget`, then cuts both sides.
+async fn cutting_proxy(to: u16, budget: Arc<AtomicU64>) -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let port = listener.local_addr()?.port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let budget = Arc::clone(&budget);
+            tokio::spawn(async move {
+                let server = TcpStream::connect(("127.0.0.1", to)).await?;
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                let down = async { tokio::io::copy(&mut from_server, &mut to_client).await.map(|_| ()) };
+                let up = async {
+                    let mut limited = (&mut from_client).take(budget.load(Ordering::Relaxed));
+                    tokio::io::copy(&mut limited, &mut to_server).await.map(|_| ())
+                };
+                tokio::select! { ended = down => ended, ended = up => ended }
+            });
+        }
+    });
+    Ok(port)
+}
+
+#[tokio::test]
+async fn a_connection_cut_in_the_middle_of_the_upload_leaves_nothing_half_done() {
+    let sshd = machine(Setup::default()).unwrap();
+    let agent = fake_agent(8_000_000).unwrap();
+    let budget = Arc::new(AtomicU64::new(4_000_000));
+    let target = target_at(cutting_proxy(sshd.port(), Arc::clone(&budget)).await.unwrap()).unwrap();
+    let settings = sshd.settings();
+    let first_use = HostKeyExpectation::PinOnFirstUse;
+    let request = request();
+    let attempt =
+        || take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| {});
+
+    let error = attempt().await.unwrap_err();
+    let TakeoverError::Ssh(SshError::ConnectionLost { doing: "uploading the agent", .. }) = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(error.blame(), Blame::Network);
+    wait_until("the machine to clean up", || uploaded_names(&sshd).is_empty()).unwrap();
+
+    budget.store(u64::MAX, Ordering::Relaxed);
+    assert!(attempt().await.unwrap().uploaded);
+    assert_eq!(uploaded_names(&sshd), ["roleserver"]);
+}
+
+#[tokio::test]
+async fn a_login_shell_that_prints_a_banner_is_no_obstacle() {
+    const NOISY: &str = "#!/bin/sh\necho Welcome to $(hostname); echo os=Plan9; echo digest=none; printf '\\001\\002 no line'; echo\n\
+                         cd \"$HOME\" && exec sh -c \"$SSH_ORIGINAL_COMMAND\"\n";
+    let sshd = machine(Setup { forced_command: Some(NOISY), ..Setup::default() }).unwrap();
+    let agent = fake_agent(0).unwrap();
+    assert!(take(&sshd, &HostKeyExpectation::PinOnFirstUse, &agent).await.unwrap().uploaded);
+    assert!(!take(&sshd, &HostKeyExpectation::PinOnFirstUse, &agent).await.unwrap().uploaded);
+}
+
+#[tokio::test]
+async fn a_refusal_of_the_agent_is_told_by_its_kind() {
+    let sshd = machine(Setup::default()).unwrap();
+    let agent = fake_agent(0).unwrap();
+    let error = EnrollError {
+        kind: enroll_error::Kind::StaleFence.into(),
+        message: "stale".to_owned(),
+        known_fence: 9,
+    };
+    put_answer(&sshd.home(), enroll_response::Result::Error(error)).unwrap();
+    let first_use = HostKeyExpectation::PinOnFirstUse;
+    let refused = take(&sshd, &first_use, &agent).await.unwrap_err();
+    assert!(matches!(refused, TakeoverError::StaleFence { known: 9, sent: 7, .. }), "{refused}");
+
+    fs::write(sshd.home().join("enroll"), "echo the state directory is locked >&2; exit 2\n").unwrap();
+    let TakeoverError::Remote { step, reason, .. } = take(&sshd, &first_use, &agent).await.unwrap_err()
+    else {
+        panic!()
+    };
+    assert_eq!(
+        (step, reason.as_str()),
+        (
+            "enrolment",
+            "it gave no answer that can be read; it ended with status 2: the state directory is locked"
+        )
+    );
+
+    fs::write(sshd.home().join("enroll"), "head -c 3000000 /dev/zero\n").unwrap();
+    let TakeoverError::Remote { reason, .. } = take(&sshd, &first_use, &agent).await.unwrap_err() else {
+        panic!()
+    };
+    assert_eq!(reason, "it answered more than an enrolment can be");
+}
+
+#[test]
+fn a_host_that_closes_during_the_handshake_is_the_machines_fault() {
+    let listener = StdListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let closing = std::thread::spawn(move || -> std::io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        stream.write_all(b"SSH-2.0-test\r\n")?;
+        let mut some = [0; 16];
+        stream.read_exact(&mut some)
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let settings = SshSettings::new(ClientKey::generate().unwrap());
+    let target = SshTarget { host: "127.0.0.1".to_owned(), port, user: "root".to_owned() };
+    let connected =
+        runtime.block_on(SshSession::connect(&settings, &target, &HostKeyExpectation::PinOnFirstUse, far()));
+    let Err(error) = connected else { panic!("connected") };
+    assert!(matches!(&error, SshError::Handshake { .. }) && error.blame() == Blame::Machine, "{error}");
+    closing.join().unwrap().unwrap();
+}
+
+/// Ends what the real agent left running, whatever became of the test.
+struct RunningAgent(StateDirectory);
+
+impl Drop for RunningAgent {
+    fn drop(&mut self) {
+        // The supervisor first, or it would start the agent again.
+        for process in [self.0.supervisor(), self.0.agent()].into_iter().flatten().flatten() {
+            let _stopped = process.stop(Duration::from_secs(10));
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_real_role_server_is_taken_over_keeps_its_key_and_refuses_who_should_not_ask() {
+    let state = tempfile::tempdir().unwrap();
+    let state_path = state.path().join("state");
+    let environment =
+        format!("ROLESERVER_STATE_DIR={} ROLESERVER_SUPERVISION=detached", state_path.display());
+    let sshd = Sshd::start(&Setup { environment, ..Setup::default() }).unwrap();
+    let _running = RunningAgent(StateDirectory::at(state_path));
+    let agent = AgentBinary::load(Path::new(env!("CARGO_BIN_EXE_roleserver"))).await.unwrap();
+    let (settings, target, first_use) =
+        (sshd.settings(), sshd.target().unwrap(), HostKeyExpectation::PinOnFirstUse);
+    let ask = async |request: EnrollRequest| {
+        take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| {}).await
+    };
+
+    let first = ask(request()).await.unwrap();
+    assert!(first.uploaded);
+    assert_eq!(first.success.supervision(), Supervision::Detached);
+    assert_eq!(first.success.boot_id, fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim());
+    let again = ask(EnrollRequest { fence: 9, ..request() }).await.unwrap();
+    assert_eq!((again.uploaded, &again.success.public_key), (false, &first.success.public_key));
+
+    let older = ask(EnrollRequest { fence: 8, ..request() }).await.unwrap_err();
+    assert!(matches!(older, TakeoverError::StaleFence { known: 9, sent: 8, .. }), "{older}");
+    let other = "5a0c2c4e-0000-4000-8000-0000000000ff".to_owned();
+    let machine = ask(EnrollRequest { fence: 10, machine_id: other.clone(), ..request() }).await.unwrap_err();
+    assert!(matches!(machine, TakeoverError::OtherMachine { .. }), "{machine}");
+    let bmdb = ask(EnrollRequest { fence: 10, bmdb_id: other, ..request() }).await.unwrap_err();
+    assert!(matches!(bmdb, TakeoverError::OtherBmdb { .. }), "{bmdb}");
+    let invalid = ask(EnrollRequest { fence: 10, endpoints: vec![], ..request() }).await.unwrap_err();
+    assert!(matches!(invalid, TakeoverError::Invalid { .. }), "{invalid}");
+}
+
+#[tokio::test]
+async fn a_host_that_does_not_answer_the_connection_is_given_up_after_its_limit() {
+    // A listener whose queue is full drops what comes next, as a firewall or a dead machine does.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
+    let _full = socket.listen(1).unwrap();
+    let mut filling = vec![];
+    while let Ok(stream) = tokio::time::timeout(Duration::from_millis(500), TcpStream::connect(address)).await
+    {
+        filling.push(stream.unwrap());
+        assert!(filling.len() < 100, "the queue never fills");
+    }
+    let mut settings = SshSettings::new(ClientKey::generate().unwrap());
+    settings.connect_timeout = Duration::from_millis(700);
+    let target = SshTarget { host: "127.0.0.1".to_owned(), port: address.port(), user: "root".to_owned() };
+    let started = Instant::now();
+    let connected = SshSession::connect(&settings, &target, &HostKeyExpectation::PinOnFirstUse, far()).await;
+    let Err(error) = connected else { panic!("connected") };
+    assert!(matches!(error, SshError::Timeout { doing: "connecting", .. }), "{error}");
+    assert_eq!(error.blame(), Blame::Network);
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}
+
+/// Passes bytes on until `mute`, then keeps both connections open and says nothing more.
+async fn muting_proxy(to: u16, mute: CancellationToken) -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let port = listener.local_addr()?.port();
+    tokio::spawn(async move {
+        let (mut client, _) = listener.accept().await?;
+        let mut server = TcpStream::connect(("127.0.0.1", to)).await?;
+        tokio::select! {
+            copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied.map(|_| ()),
+            () = mute.cancelled() => std::future::pending().await,
+        }
+    });
+    Ok(port)
+}
+
+#[tokio::test]
+async fn a_host_that_falls_silent_in_the_middle_of_a_command_is_noticed_before_the_limit() {
+    let sshd = Sshd::start(&Setup::default()).unwrap();
+    let cut = CancellationToken::new();
+    let port = muting_proxy(sshd.port(), cut.clone()).await.unwrap();
+    let mut settings = sshd.settings();
+    settings.keepalive_interval = Duration::from_secs(1);
+    let target = target_at(port).unwrap();
+    let session =
+        SshSession::connect(&settings, &target, &HostKeyExpectation::PinOnFirstUse, far()).await.unwrap();
+    let command = session.exec("waiting", "sleep 45", Bytes::new());
+    let started = Instant::now();
+    // Long enough for several keepalives: a host that is merely quiet is not given up.
+    let muting = async {
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        cut.cancel();
+    };
+    let (outcome, ()) = tokio::join!(command, muting);
+    let error = outcome.unwrap_err();
+    assert!(error.to_string().ends_with("was lost while waiting: the host stopped answering"), "{error}");
+    assert!(started.elapsed() > Duration::from_secs(6) && started.elapsed() < Duration::from_secs(40));
+}
