@@ -97,6 +97,8 @@ fn main() -> ExitCode {
     };
     let filter = EnvFilter::try_from_env("ROLESERVER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    // Already there is as good: there is only one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     match execute(flags.verb) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

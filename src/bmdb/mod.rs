@@ -54,5 +54,6 @@ pub mod session;
 pub mod setup;
 pub mod silence;
 pub mod sweeper;
+pub mod url;
 pub mod wakeup;
 pub mod work;

@@ -14,8 +14,10 @@ use crate::takeover::client_key::ClientKey;
 /// what would run and what was found.
 pub async fn check(plan: &ServicePlan) -> Result<String, Failure> {
     let mut report = plan.describe();
-    // Writing to a String cannot fail.
-    let mut found = |line: String| drop(writeln!(report, "found        {line}"));
+    let mut found = |line: String| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(report, "found        {line}");
+    };
     if let Database::Url(settings) = &plan.database {
         let bmdb = Bmdb::connect((**settings).clone()).await.map_err(database_failure)?;
         let version = bmdb.schema_version().await.map_err(database_failure)?;

@@ -237,7 +237,6 @@ pub struct ServiceFlags {
 /// Flags that write the policy when they are given.
 #[derive(Clone, Debug, Default, Args)]
 #[command(rename_all = "snake_case", next_help_heading = "Policy (kept in the database; written only when given)")]
-#[expect(missing_docs, reason = "the documentation of each is its help text")]
 pub struct PolicyFlags {
     /// A new agent that has not reported after this is silent. [default: 30m]
     #[arg(long, value_name = "SPAN")]

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::metrics::Metrics;
 use crate::bmdb::private_postgres::{Options, PrivatePostgres, PrivatePostgresError, Storage};
 use crate::bmdb::session::Sessions;
 use crate::bmdb::url::password_warning;
@@ -195,8 +196,8 @@ pub async fn start(plan: &ServicePlan, database: &OpenDatabase) -> Result<Runnin
     let providers = ProviderSet::new(
         plan.providers.iter().map(|provider| build_provider(provider, plan)).collect::<Result<_, _>>()?,
     );
-    let mut registry = prometheus_client::registry::Registry::default();
-    let metrics = ManagerMetrics::register(&mut registry);
+    let counted = Metrics::new();
+    let metrics = ManagerMetrics::register(&counted);
 
     let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), plan.flags.session_interval.0);
     let keep = CancellationToken::new();
@@ -212,7 +213,7 @@ pub async fn start(plan: &ServicePlan, database: &OpenDatabase) -> Result<Runnin
         keep,
         grace: plan.flags.shutdown_grace.0,
     };
-    let started = start_parts(plan, database, &mut running, providers, &metrics, registry).await;
+    let started = start_parts(plan, database, &mut running, providers, &metrics, counted).await;
     match started {
         Ok(()) => Ok(running),
         Err(failure) => {
@@ -228,12 +229,12 @@ async fn start_parts(
     running: &mut Running,
     providers: ProviderSet,
     metrics: &ManagerMetrics,
-    registry: prometheus_client::registry::Registry,
+    counted: Metrics,
 ) -> Result<(), Failure> {
     let bmdb = &database.bmdb;
     let secrets = database.key_path(plan.flags.secrets_key_path.as_deref(), "secrets.key");
     let callback =
-        callback::start(plan, bmdb, &running.sessions, secrets.as_deref(), registry, &running.drain).await?;
+        callback::start(plan, bmdb, &running.sessions, secrets.as_deref(), counted).await?;
     let ca_certificates = callback.ca_certificates.clone();
     running.callback = Some(callback);
 
@@ -292,7 +293,7 @@ impl Running {
         let context = LoopContext {
             sessions: self.sessions.clone(),
             wake_ups: wake_ups.clone(),
-            metrics: metrics.of(control_loop.name()),
+            metrics: metrics.of(control_loop.name(), control_loop.process()),
             drain: self.drain.clone(),
             abort: self.abort.clone(),
         };

@@ -20,7 +20,8 @@ use crate::roleserver::commands::CommandError;
 use crate::roleserver::enrolment::{self, EnrollError, REQUEST_LIMIT_BYTES};
 use crate::roleserver::running::program_digest;
 use crate::roleserver::state_directory::{Held, Lock, StateDirectory, StateError};
-use crate::roleserver::supervision::{self, Plan, Systemd, Wanted, Wish};
+use crate::roleserver::supervision::{self, Plan, Wanted, Wish};
+use crate::roleserver::systemd::Systemd;
 
 /// How long another enrolment of the same machine may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -93,12 +94,16 @@ fn enroll(
     let _held = patiently_lock(&state).map_err(|error| failed(&error))?;
 
     let kept = state.enrolment().map_err(|error| failed(&error))?;
-    let enrolment = enrolment::enroll(kept.as_ref(), &request)?;
+    let mut enrolment = enrolment::enroll(kept.as_ref(), &request)?;
     let plan = supervision::plan(wish, supervision::look()).map_err(|error| failed(&error))?;
-    let identity = state.identity_or_new().map_err(|error| failed(&error))?;
+    if kept.is_some() && state.identity().map_err(|error| failed(&error))?.is_none() {
+        // Somebody removed the key; an agent that still runs has the old one in memory.
+        enrolment.revision += 1;
+    }
     if kept.as_ref() != Some(&enrolment) {
         state.keep_enrolment(&enrolment).map_err(|error| failed(&error))?;
     }
+    let identity = state.identity_or_new().map_err(|error| failed(&error))?;
 
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let program_sha256 = program_digest(Path::new("/proc/self/exe")).map_err(|error| failed(&error))?;
