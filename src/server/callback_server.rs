@@ -23,7 +23,7 @@ use tonic::transport::Server;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::group_commit::{GroupCommit, Heartbeats};
-use crate::bmdb::metrics::Metrics;
+use crate::bmdb::metrics::{ByComponent, Metrics};
 use crate::bmdb::session::{Session, Sessions};
 use crate::model::time::Rate;
 use crate::proto::agent::v1::agent_callback_server::AgentCallbackServer;
@@ -104,7 +104,7 @@ pub async fn serve_agents(
     let certificate = Certificate::get(&settings.certificate, &bmdb, names, SystemTime::now()).await?;
     let config = server_config(certificate.shown.clone())?;
     bmdb.read_policy().await?;
-    let session = start_session(&sessions, &endpoints).await?;
+    let session = start_session(&sessions, &endpoints, &metrics).await?;
 
     let ca_certificates = certificate.authorities.clone();
     let (told, endpoints_alive) = watch::channel(endpoints.clone());
@@ -125,7 +125,13 @@ pub async fn serve_agents(
         freshening: tokio::spawn(certificate.keep_fresh(stop.clone())),
         forgetting: tokio::spawn(forget_keys(rates, stop.clone())),
         telling: tokio::spawn(tell_endpoints(bmdb, endpoints.clone(), told, stop.clone())),
-        presence: tokio::spawn(stay_known(sessions.clone(), session, endpoints.clone(), stop.clone())),
+        presence: tokio::spawn(stay_known(
+            sessions.clone(),
+            session,
+            endpoints.clone(),
+            metrics,
+            stop.clone(),
+        )),
         connections,
         service,
         group_commit,
@@ -201,8 +207,10 @@ async fn serve(service: CallbackService, connections: mpsc::Receiver<AgentStream
 async fn start_session(
     sessions: &Sessions,
     endpoints: &[String],
+    metrics: &Metrics,
 ) -> Result<Session, crate::bmdb::error::BmdbError> {
     let session = sessions.start(COMPONENT, serde_json::json!({ "endpoints": endpoints })).await?;
+    metrics.sessions_started.get_or_create(&ByComponent { component: COMPONENT }).inc();
     Ok(session)
 }
 
@@ -211,6 +219,7 @@ async fn stay_known(
     sessions: Sessions,
     mut session: Session,
     endpoints: Vec<String>,
+    metrics: Metrics,
     stop: CancellationToken,
 ) -> Option<Session> {
     loop {
@@ -220,7 +229,7 @@ async fn stay_known(
         }
         session = loop {
             stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await?;
-            match start_session(&sessions, &endpoints).await {
+            match start_session(&sessions, &endpoints, &metrics).await {
                 Ok(session) => break session,
                 Err(error) => tracing::warn!(%error, "the callback server has no session; trying again"),
             }
