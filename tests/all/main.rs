@@ -1,6 +1,8 @@
 //! The integration tests: one binary, because each further one is linked against everything, and a
 //! module per capability.
 
+mod providers;
 mod roleserver;
+mod simulator;
 mod sshd;
 mod takeover;

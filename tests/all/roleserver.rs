@@ -31,17 +31,17 @@ const PATIENCE: Duration = Duration::from_mins(1);
 
 /// One heartbeat as it arrived.
 #[derive(Clone, Debug)]
-struct Heard {
-    public_key: Vec<u8>,
-    request: wire::HeartbeatRequest,
+pub(crate) struct Heard {
+    pub(crate) public_key: Vec<u8>,
+    pub(crate) request: wire::HeartbeatRequest,
 }
 
 type Reply = dyn Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync;
 
 /// A callback server; ends when it is dropped.
-struct Callback {
-    endpoint: String,
-    ca: Vec<u8>,
+pub(crate) struct Callback {
+    pub(crate) endpoint: String,
+    pub(crate) ca: Vec<u8>,
     heard: Arc<Mutex<Vec<Heard>>>,
     _runtime: tokio::runtime::Runtime,
 }
@@ -111,7 +111,7 @@ impl ClientCertVerifier for AnyKey {
 
 impl Callback {
     /// Listens on loopback with a certificate of its own, answering by `reply`.
-    fn start(
+    pub(crate) fn start(
         reply: impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static,
     ) -> Result<Self> {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
@@ -149,13 +149,13 @@ impl Callback {
         Ok(Self { endpoint, ca, heard, _runtime: runtime })
     }
 
-    fn heard(&self) -> Vec<Heard> {
+    pub(crate) fn heard(&self) -> Vec<Heard> {
         self.heard.lock().map(|heard| heard.clone()).unwrap_or_default()
     }
 }
 
 /// A server that wants a report until it has one of that incarnation.
-fn curious()
+pub(crate) fn curious()
 -> impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static {
     |request| {
         let wants_hardware_report = request.hardware_report.is_none();
