@@ -348,7 +348,7 @@ impl Harness for Simulated {
 async fn a_simulated_fleet_conforms() {
     let directory = tempfile::tempdir().unwrap();
     let running =
-        Running::start(directory.path(), &["--machines", "5", "--boot-seconds", "0"]).await.unwrap();
+        Running::start(directory.path(), &["--machines", "5", "--boot_seconds", "0"]).await.unwrap();
     let provider = running.provider().unwrap();
     let harness = Simulated { provider, running };
     conforms(&harness).await.unwrap();
