@@ -33,6 +33,8 @@ CREATE INDEX machine_due_next ON machine_due (process, ready_at)
 -- Claiming.
 CREATE INDEX machine_due_claim ON machine_due (process, provider, priority, bucket, ready_at)
     WHERE lease_session IS NULL AND process IS NOT NULL;
+-- Timers that came due, to be re-armed before anybody may claim them.
+CREATE INDEX machine_due_timer ON machine_due (ready_at) WHERE timer AND lease_session IS NULL;
 -- Lists and counts by phase.
 CREATE INDEX machine_due_phase ON machine_due (phase_index, provider, machine_id) WHERE lane = 'access';
 

@@ -30,6 +30,8 @@
 //! is due, acts outside any transaction, and finishes with new facts. Nothing
 //! else decides: a notification only makes a loop look sooner.
 
+#[cfg(feature = "bmdb")]
+pub mod bmdb;
 pub mod model;
 pub mod proto;
 #[cfg(feature = "shepherd")]

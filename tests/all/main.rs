@@ -1,8 +1,13 @@
 //! The integration tests: one binary, because each further one is linked against everything, and a
 //! module per capability.
 
+mod architecture;
+mod dependencies;
+mod harness;
+mod private_postgres;
 mod providers;
 mod roleserver;
 mod simulator;
 mod sshd;
 mod takeover;
+mod test_database;

@@ -18,8 +18,9 @@ use prost::Message;
 use shepherd::model::host_key::HostKey;
 use shepherd::model::remote_step::DEFAULT_AGENT_PATH;
 use shepherd::proto::agent::v1::{
-    EnrollError, EnrollRequest, EnrollResponse, EnrollSuccess, enroll_error, enroll_response,
+    EnrollError, EnrollRequest, EnrollResponse, EnrollSuccess, Supervision, enroll_error, enroll_response,
 };
+use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::takeover::agent_binary::AgentBinary;
 use shepherd::takeover::client_key::ClientKey;
 use shepherd::takeover::error::{Blame, SshError};
@@ -28,8 +29,9 @@ use shepherd::takeover::host_keys::HostKeyExpectation;
 use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
 use shepherd::takeover::take_over::{Step, TakenOver, TakeoverError, take_over};
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::sshd::{Setup, Sshd, target_at, wait_until};
 
@@ -374,7 +376,7 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
     assert!(matches!(outcome, Err(TakeoverError::Ssh(SshError::Deadline { .. }))), "{outcome:?}");
     assert!(!sshd.log().contains("Connection from"), "{}", sshd.log());
 
-    fs::write(sshd.home().join("enroll"), "sleep 30\n").unwrap();
+    fs::write(sshd.home().join("enroll"), "while echo; do sleep 0.1; done\n").unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
     let outcome = take_over(
         &sshd.settings(),
@@ -438,7 +440,7 @@ async fn a_silent_a_closed_and_a_foreign_port_are_told_apart() {
 #[tokio::test]
 async fn dropping_a_takeover_closes_its_connection_at_once() {
     let sshd = machine(Setup::default()).unwrap();
-    fs::write(sshd.home().join("enroll"), "touch started; sleep 30\n").unwrap();
+    fs::write(sshd.home().join("enroll"), "touch started; while echo; do sleep 0.1; done\n").unwrap();
     let agent = fake_agent(0).unwrap();
     {
         let first_use = HostKeyExpectation::PinOnFirstUse;
@@ -599,4 +601,111 @@ fn a_host_that_closes_during_the_handshake_is_the_machines_fault() {
     let Err(error) = connected else { panic!("connected") };
     assert!(matches!(&error, SshError::Handshake { .. }) && error.blame() == Blame::Machine, "{error}");
     closing.join().unwrap().unwrap();
+}
+
+/// Ends what the real agent left running, whatever became of the test.
+struct RunningAgent(StateDirectory);
+
+impl Drop for RunningAgent {
+    fn drop(&mut self) {
+        // The supervisor first, or it would start the agent again.
+        for process in [self.0.supervisor(), self.0.agent()].into_iter().flatten().flatten() {
+            let _stopped = process.stop(Duration::from_secs(10));
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_real_role_server_is_taken_over_keeps_its_key_and_refuses_who_should_not_ask() {
+    let state = tempfile::tempdir().unwrap();
+    let state_path = state.path().join("state");
+    let environment =
+        format!("ROLESERVER_STATE_DIR={} ROLESERVER_SUPERVISION=detached", state_path.display());
+    let sshd = Sshd::start(&Setup { environment, ..Setup::default() }).unwrap();
+    let _running = RunningAgent(StateDirectory::at(state_path));
+    let agent = AgentBinary::load(Path::new(env!("CARGO_BIN_EXE_roleserver"))).await.unwrap();
+    let (settings, target, first_use) =
+        (sshd.settings(), sshd.target().unwrap(), HostKeyExpectation::PinOnFirstUse);
+    let ask = async |request: EnrollRequest| {
+        take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| {}).await
+    };
+
+    let first = ask(request()).await.unwrap();
+    assert!(first.uploaded);
+    assert_eq!(first.success.supervision(), Supervision::Detached);
+    assert_eq!(first.success.boot_id, fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim());
+    let again = ask(EnrollRequest { fence: 9, ..request() }).await.unwrap();
+    assert_eq!((again.uploaded, &again.success.public_key), (false, &first.success.public_key));
+
+    let older = ask(EnrollRequest { fence: 8, ..request() }).await.unwrap_err();
+    assert!(matches!(older, TakeoverError::StaleFence { known: 9, sent: 8, .. }), "{older}");
+    let other = "5a0c2c4e-0000-4000-8000-0000000000ff".to_owned();
+    let machine = ask(EnrollRequest { fence: 10, machine_id: other.clone(), ..request() }).await.unwrap_err();
+    assert!(matches!(machine, TakeoverError::OtherMachine { .. }), "{machine}");
+    let bmdb = ask(EnrollRequest { fence: 10, bmdb_id: other, ..request() }).await.unwrap_err();
+    assert!(matches!(bmdb, TakeoverError::OtherBmdb { .. }), "{bmdb}");
+    let invalid = ask(EnrollRequest { fence: 10, endpoints: vec![], ..request() }).await.unwrap_err();
+    assert!(matches!(invalid, TakeoverError::Invalid { .. }), "{invalid}");
+}
+
+#[tokio::test]
+async fn a_host_that_does_not_answer_the_connection_is_given_up_after_its_limit() {
+    // A listener whose queue is full drops what comes next, as a firewall or a dead machine does.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
+    let _full = socket.listen(1).unwrap();
+    let mut filling = vec![];
+    while let Ok(stream) = tokio::time::timeout(Duration::from_millis(500), TcpStream::connect(address)).await
+    {
+        filling.push(stream.unwrap());
+        assert!(filling.len() < 100, "the queue never fills");
+    }
+    let mut settings = SshSettings::new(ClientKey::generate().unwrap());
+    settings.connect_timeout = Duration::from_millis(700);
+    let target = SshTarget { host: "127.0.0.1".to_owned(), port: address.port(), user: "root".to_owned() };
+    let started = Instant::now();
+    let connected = SshSession::connect(&settings, &target, &HostKeyExpectation::PinOnFirstUse, far()).await;
+    let Err(error) = connected else { panic!("connected") };
+    assert!(matches!(error, SshError::Timeout { doing: "connecting", .. }), "{error}");
+    assert_eq!(error.blame(), Blame::Network);
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}
+
+/// Passes bytes on until `mute`, then keeps both connections open and says nothing more.
+async fn muting_proxy(to: u16, mute: CancellationToken) -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let port = listener.local_addr()?.port();
+    tokio::spawn(async move {
+        let (mut client, _) = listener.accept().await?;
+        let mut server = TcpStream::connect(("127.0.0.1", to)).await?;
+        tokio::select! {
+            copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied.map(|_| ()),
+            () = mute.cancelled() => std::future::pending().await,
+        }
+    });
+    Ok(port)
+}
+
+#[tokio::test]
+async fn a_host_that_falls_silent_in_the_middle_of_a_command_is_noticed_before_the_limit() {
+    let sshd = Sshd::start(&Setup::default()).unwrap();
+    let cut = CancellationToken::new();
+    let port = muting_proxy(sshd.port(), cut.clone()).await.unwrap();
+    let mut settings = sshd.settings();
+    settings.keepalive_interval = Duration::from_secs(1);
+    let target = target_at(port).unwrap();
+    let session =
+        SshSession::connect(&settings, &target, &HostKeyExpectation::PinOnFirstUse, far()).await.unwrap();
+    let command = session.exec("waiting", "sleep 45", Bytes::new());
+    let started = Instant::now();
+    // Long enough for several keepalives: a host that is merely quiet is not given up.
+    let muting = async {
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        cut.cancel();
+    };
+    let (outcome, ()) = tokio::join!(command, muting);
+    let error = outcome.unwrap_err();
+    assert!(error.to_string().ends_with("was lost while waiting: the host stopped answering"), "{error}");
+    assert!(started.elapsed() > Duration::from_secs(6) && started.elapsed() < Duration::from_secs(40));
 }

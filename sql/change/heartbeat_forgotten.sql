@@ -1,0 +1,1 @@
+DELETE FROM machine_agent_heartbeat WHERE machine_id = $1

@@ -1,0 +1,1 @@
+DELETE FROM machine_hold WHERE machine_id = $1

@@ -1,0 +1,1 @@
+DELETE FROM machine_quarantine WHERE machine_id = $1

@@ -1,0 +1,1 @@
+DELETE FROM machine_recovery WHERE machine_id = $1

@@ -1,0 +1,41 @@
+-- Timers that came due: moved to when the machine will really have been silent for too long, by the
+-- heartbeats that came since, or fired. Where nobody listens, silence proves nothing.
+WITH listening AS MATERIALIZED (
+    SELECT p.silence_timeout_ms * INTERVAL '1 millisecond' AS silence,
+           p.first_heartbeat_timeout_ms * INTERVAL '1 millisecond' AS first,
+           (SELECT min(l.since) FROM fleet_listening l
+             WHERE l.last_commit > clock_timestamp() - p.listening_gap_ms * INTERVAL '1 millisecond') AS since
+    FROM policy p),
+come AS MATERIALIZED (
+    SELECT d.machine_id, d.lane
+    FROM machine_due d
+    WHERE d.timer AND d.lease_session IS NULL AND d.ready_at <= now() AND d.rules_version <= $1
+    ORDER BY d.ready_at LIMIT 1000
+    FOR UPDATE OF d SKIP LOCKED),
+truth AS MATERIALIZED (
+    SELECT come.machine_id, come.lane,
+           CASE WHEN l.since IS NULL THEN clock_timestamp() + l.silence
+                WHEN h.at IS NULL THEN GREATEST(a.started_at, l.since) + l.first
+                ELSE GREATEST(h.at, a.started_at, l.since) + l.silence END AS silent_from
+    FROM come
+    CROSS JOIN listening l
+    JOIN machine_agent_started a ON a.machine_id = come.machine_id
+    LEFT JOIN machine_agent_heartbeat h ON h.machine_id = come.machine_id),
+armed AS (
+    UPDATE machine_due d
+    SET ready_at = GREATEST(truth.silent_from, now()),
+        timer = truth.silent_from > now(),
+        phase_index = CASE WHEN truth.silent_from > now() THEN d.phase_index ELSE 'Silent' END,
+        phase_since = CASE WHEN truth.silent_from > now() THEN d.phase_since ELSE now() END,
+        reason = CASE WHEN truth.silent_from > now() THEN d.reason
+                      ELSE 'its agent has not reported for too long' END,
+        version = d.version + 1
+    FROM truth
+    WHERE d.machine_id = truth.machine_id AND d.lane = truth.lane
+      AND d.timer AND d.lease_session IS NULL AND d.ready_at <= now()
+    RETURNING d.machine_id, d.timer),
+told AS (
+    INSERT INTO history (machine_id, at, event, detail)
+    SELECT machine_id, clock_timestamp(), 'Silent', 'its agent has not reported for too long'
+    FROM armed WHERE NOT timer)
+SELECT count(*) AS "moved!", count(*) FILTER (WHERE NOT timer) AS "fired!" FROM armed

@@ -1,0 +1,1 @@
+SELECT name FROM named_lease WHERE kind = 'budget' AND name = $1 FOR UPDATE

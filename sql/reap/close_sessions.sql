@@ -1,0 +1,10 @@
+WITH dead AS MATERIALIZED (
+    SELECT session_id FROM session
+    WHERE closed_at IS NULL AND deadline < clock_timestamp() - INTERVAL '300 milliseconds'
+    ORDER BY session_id LIMIT 100
+    FOR UPDATE SKIP LOCKED)
+UPDATE session s
+SET closed_at = clock_timestamp(), close_reason = 'its deadline passed'
+FROM dead
+WHERE s.session_id = dead.session_id
+RETURNING s.session_id

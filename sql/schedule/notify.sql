@@ -1,0 +1,1 @@
+SELECT pg_notify('shepherd_due', $1)

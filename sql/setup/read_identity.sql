@@ -1,0 +1,1 @@
+SELECT bmdb_id FROM bmdb_identity

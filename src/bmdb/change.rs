@@ -1,0 +1,374 @@
+//! Changes of facts as data.
+//!
+//! A handler says what it learnt as a list of changes, and the transaction that
+//! ends its work applies them: they can be logged, tried again after a
+//! conflict, and compared in a test. Whoever applies changes holds the
+//! machine's due rows and computes the schedule anew before it commits.
+
+use sqlx::PgConnection;
+
+use crate::bmdb::connection::Doing;
+use crate::bmdb::error::BmdbError;
+use crate::model::backoff::BackoffFact;
+use crate::model::facts::{Hold, Postponement, Recovery};
+use crate::model::ids::MachineId;
+use crate::model::process::Process;
+use crate::model::provider_status::ProviderStatus;
+
+/// One change of what is known of a machine.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FactChange {
+    /// A provider handed it over.
+    Provided {
+        /// Name of the provider.
+        provider: String,
+        /// The provider's name for it.
+        provider_id: String,
+        /// What the provider says of it.
+        details: ProviderDetails,
+    },
+    /// The provider was asked again.
+    ProviderLooked {
+        /// What it says now.
+        details: ProviderDetails,
+        /// Whether that is what it said before.
+        unchanged: bool,
+    },
+    /// An agent was put on it.
+    AgentStarted(NewAgent),
+    /// The agent, and what it reported, count no more.
+    AgentForgotten,
+    /// These host keys are believed from now on.
+    HostKeyPinned {
+        /// Algorithm name, `ssh-ed25519`.
+        algorithm: String,
+        /// The key as SSH sends it.
+        public_key: Vec<u8>,
+        /// `first-use`, `provider` or `allowed`.
+        source: HostKeySource,
+    },
+    /// Another host key than the believed one was offered, and refused.
+    HostKeyRefused {
+        /// Algorithm name.
+        algorithm: String,
+        /// The key as SSH sends it.
+        public_key: Vec<u8>,
+    },
+    /// The recovery ladder stands here now.
+    Recovery(Recovery),
+    /// The ladder is over.
+    RecoveryCleared,
+    /// Only a person can help.
+    NeedsHuman(String),
+    /// A person helped.
+    NeedsHumanCleared,
+    /// Left alone until a discrepancy is explained.
+    Quarantined(String),
+    /// It was explained.
+    QuarantineCleared,
+    /// An operator stops work on it.
+    Held(Hold),
+    /// The stop is over.
+    HoldCleared,
+    /// A process is put off without having failed.
+    Postponed(Process, Postponement),
+    /// A process is put off no more.
+    PostponementCleared(Process),
+    /// A process failed.
+    Backoff(Process, BackoffFact),
+    /// A process may be tried at once.
+    BackoffCleared(Process),
+    /// Its agent reported.
+    Heartbeat(NewHeartbeat),
+    /// Its agent told what it is made of.
+    HardwareReport(NewHardwareReport),
+    /// Its agent told what became of an installation.
+    InstallationReport {
+        /// The request it answers.
+        generation: i64,
+        /// Why it failed; `None` when it did not.
+        error: Option<String>,
+    },
+}
+
+/// What a provider says of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderDetails {
+    /// The reservation it came from.
+    pub reservation: Option<String>,
+    /// Host name or IP literal.
+    pub address: Option<String>,
+    /// SSH port, when not the usual one.
+    pub ssh_port: Option<u16>,
+    /// SSH user, when not the configured one.
+    pub ssh_user: Option<String>,
+    /// Where it stands.
+    pub location: Option<String>,
+    /// Its state.
+    pub status: ProviderStatus,
+}
+
+/// An agent that was just put on a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewAgent {
+    /// Its Ed25519 key, 32 bytes.
+    pub public_key: Vec<u8>,
+    /// Boot id of the running kernel.
+    pub boot_id: Option<String>,
+    /// Its version.
+    pub version: String,
+    /// What keeps it alive.
+    pub supervision: String,
+    /// Fence of the work that enrolled it.
+    pub fence: i64,
+}
+
+/// A heartbeat that passed every check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewHeartbeat {
+    /// Boot id of the kernel that sent it.
+    pub boot_id: String,
+    /// The agent process that sent it.
+    pub incarnation: String,
+    /// Its number within that boot.
+    pub sequence: i64,
+    /// Version of the agent.
+    pub version: String,
+}
+
+/// A hardware report that passed every check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewHardwareReport {
+    /// The agent process that sent it.
+    pub incarnation: String,
+    /// The report, encoded.
+    pub report: Vec<u8>,
+    /// Copied out of it for lists.
+    pub manufacturer: Option<String>,
+    /// Copied out of it for lists.
+    pub product: Option<String>,
+    /// Copied out of it for lists.
+    pub serial_number: Option<String>,
+    /// Installed memory.
+    pub memory_bytes: i64,
+    /// Hardware threads over all packages.
+    pub cpu_threads: i64,
+}
+
+/// Why a host key is believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostKeySource {
+    /// It was there when we first connected.
+    FirstUse,
+    /// The provider told it.
+    Provider,
+    /// A person allowed it.
+    Allowed,
+}
+
+impl HostKeySource {
+    /// The name used in the database.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::FirstUse => "first-use",
+            Self::Provider => "provider",
+            Self::Allowed => "allowed",
+        }
+    }
+}
+
+const WHAT: &str = "changing a fact";
+
+/// Writes one change. The caller holds the machine's due rows.
+#[expect(clippy::too_many_lines, reason = "one arm a fact; each is a single statement")]
+pub(crate) async fn apply(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    change: &FactChange,
+) -> Result<(), BmdbError> {
+    let id = machine.0;
+    match change {
+        FactChange::Provided { provider, provider_id, details } => {
+            sqlx::query_file!(
+                "sql/change/provided_set.sql",
+                id,
+                provider,
+                provider_id,
+                details.reservation.as_deref(),
+                details.address.as_deref(),
+                details.ssh_port.map(i64::from),
+                details.ssh_user.as_deref(),
+                details.location.as_deref(),
+                details.status.as_str(),
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::ProviderLooked { details, unchanged } => {
+            sqlx::query_file!(
+                "sql/change/provider_looked.sql",
+                id,
+                details.reservation.as_deref(),
+                details.address.as_deref(),
+                details.ssh_port.map(i64::from),
+                details.ssh_user.as_deref(),
+                details.location.as_deref(),
+                details.status.as_str(),
+                unchanged,
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::AgentStarted(agent) => {
+            sqlx::query_file!(
+                "sql/change/agent_started.sql",
+                id,
+                agent.public_key,
+                agent.boot_id.as_deref(),
+                agent.version,
+                agent.supervision,
+                agent.fence,
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::AgentForgotten => {
+            sqlx::query_file!("sql/change/agent_forgotten.sql", id).execute(&mut *tx).await.doing(WHAT)?;
+            sqlx::query_file!("sql/change/heartbeat_forgotten.sql", id).execute(tx).await
+        }
+        FactChange::HostKeyPinned { algorithm, public_key, source } => {
+            sqlx::query_file!("sql/change/host_key_pinned.sql", id, algorithm, public_key, source.as_str())
+                .execute(tx)
+                .await
+        }
+        FactChange::HostKeyRefused { algorithm, public_key } => {
+            sqlx::query_file!("sql/change/host_key_refused.sql", id, algorithm, public_key).execute(tx).await
+        }
+        FactChange::Recovery(recovery) => return set_recovery(tx, machine, recovery).await,
+        FactChange::RecoveryCleared => {
+            sqlx::query_file!("sql/change/recovery_cleared.sql", id).execute(tx).await
+        }
+        FactChange::NeedsHuman(reason) => {
+            sqlx::query_file!("sql/change/needs_human_set.sql", id, reason).execute(tx).await
+        }
+        FactChange::NeedsHumanCleared => {
+            sqlx::query_file!("sql/change/needs_human_cleared.sql", id).execute(tx).await
+        }
+        FactChange::Quarantined(reason) => {
+            sqlx::query_file!("sql/change/quarantine_set.sql", id, reason).execute(tx).await
+        }
+        FactChange::QuarantineCleared => {
+            sqlx::query_file!("sql/change/quarantine_cleared.sql", id).execute(tx).await
+        }
+        FactChange::Held(hold) => {
+            sqlx::query_file!(
+                "sql/change/hold_set.sql",
+                id,
+                hold.scope.as_str(),
+                hold.reason,
+                hold.by,
+                hold.until
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::HoldCleared => sqlx::query_file!("sql/change/hold_cleared.sql", id).execute(tx).await,
+        FactChange::Postponed(process, wait) => {
+            sqlx::query_file!(
+                "sql/change/postponed_set.sql",
+                id,
+                process.as_str(),
+                wait.until,
+                wait.reason,
+                wait.decided_at
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::PostponementCleared(process) => {
+            sqlx::query_file!("sql/change/postponed_cleared.sql", id, process.as_str()).execute(tx).await
+        }
+        FactChange::Backoff(process, backoff) => {
+            sqlx::query_file!(
+                "sql/change/backoff_set.sql",
+                id,
+                process.as_str(),
+                i64::from(backoff.failures),
+                i64::try_from(backoff.last_interval.as_millis()).unwrap_or(i64::MAX),
+                backoff.until,
+                backoff.cause,
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::BackoffCleared(process) => {
+            sqlx::query_file!("sql/change/backoff_cleared.sql", id, process.as_str()).execute(tx).await
+        }
+        FactChange::Heartbeat(beat) => {
+            sqlx::query_file!(
+                "sql/change/heartbeat_set.sql",
+                id,
+                beat.boot_id,
+                beat.incarnation,
+                beat.sequence,
+                beat.version
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::HardwareReport(report) => {
+            sqlx::query_file!(
+                "sql/change/hardware_report_set.sql",
+                id,
+                report.incarnation,
+                report.report,
+                report.manufacturer.as_deref(),
+                report.product.as_deref(),
+                report.serial_number.as_deref(),
+                report.memory_bytes,
+                report.cpu_threads,
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::InstallationReport { generation, error } => {
+            sqlx::query_file!(
+                "sql/change/installation_report_set.sql",
+                id,
+                generation,
+                error.is_none(),
+                error.as_deref()
+            )
+            .execute(tx)
+            .await
+        }
+    }
+    .doing(WHAT)?;
+    Ok(())
+}
+
+async fn set_recovery(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    recovery: &Recovery,
+) -> Result<(), BmdbError> {
+    let acted = recovery.acted.as_ref();
+    sqlx::query_file!(
+        "sql/change/recovery_set.sql",
+        machine.0,
+        recovery.started_at,
+        i64::try_from(recovery.rung).unwrap_or(i64::MAX),
+        i64::from(recovery.tries),
+        acted.map(|acted| acted.step.as_str()),
+        acted.map(|acted| acted.at),
+        acted.map(|acted| acted.deadline),
+        acted.and_then(|acted| acted.boot_id_before.as_deref()),
+        recovery.next_at,
+        recovery.note,
+    )
+    .execute(tx)
+    .await
+    .doing(WHAT)?;
+    Ok(())
+}

@@ -1,0 +1,316 @@
+//! The connection to the BMDB, and how a transaction is run on it.
+//!
+//! Every transaction runs in a task of its own that nobody aborts. A worker
+//! that is cancelled drops the future that waits for it, never the transaction:
+//! dropped half-way, a connection would go back to its pool with a transaction
+//! open. What bounds a transaction instead are the server's own timeouts, set
+//! on every connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{ConnectOptions, PgConnection, PgPool};
+use tokio::sync::watch;
+
+use crate::bmdb::error::{BmdbError, Remedy, conflict_pause, remedy};
+use crate::model::policy::Policy;
+
+/// How the database treats concurrent transactions. Correctness needs none of the optional parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dialect {
+    /// Whether `SKIP LOCKED` may be used.
+    pub skip_locked: bool,
+    /// Whether `LISTEN` and `NOTIFY` may be used.
+    pub notify: bool,
+    /// Whether transactions run at SERIALIZABLE instead of READ COMMITTED.
+    pub serializable: bool,
+}
+
+impl Dialect {
+    /// PostgreSQL as it is.
+    pub const POSTGRES: Self = Self { skip_locked: true, notify: true, serializable: false };
+    /// READ COMMITTED with row locks that wait, and no notifications.
+    pub const WAITING: Self = Self { skip_locked: false, notify: false, serializable: false };
+    /// SERIALIZABLE without either: as CockroachDB runs.
+    pub const SERIALIZABLE: Self = Self { skip_locked: false, notify: false, serializable: true };
+}
+
+/// How to connect.
+#[derive(Clone)]
+pub struct ConnectionSettings {
+    /// Where, as whom, with which TLS.
+    pub options: PgConnectOptions,
+    /// What the database can do.
+    pub dialect: Dialect,
+    /// Most connections of the common pool; one more is kept for renewing sessions.
+    pub max_connections: u32,
+    /// Name shown in the server's list of connections.
+    pub application: String,
+    /// First parts of `search_path`, for tests that bring a clock of their own.
+    pub search_path: Option<String>,
+}
+
+impl ConnectionSettings {
+    /// Settings for a URL of the form `postgres://user@host:5432/database`.
+    pub fn from_url(url: &str, application: &str) -> Result<Self, BmdbError> {
+        let scheme_is_right = url.starts_with("postgres://") || url.starts_with("postgresql://");
+        if !scheme_is_right {
+            return Err(BmdbError::Url { reason: "it does not begin with postgres://".into() });
+        }
+        let options: PgConnectOptions =
+            url.parse().map_err(|error: sqlx::Error| BmdbError::Url { reason: url_error(&error, url) })?;
+        Ok(Self {
+            options,
+            dialect: Dialect::POSTGRES,
+            max_connections: 16,
+            application: application.to_owned(),
+            search_path: None,
+        })
+    }
+
+    /// Host, port and database for people, without credentials.
+    #[must_use]
+    pub fn place(&self) -> String {
+        let database = self.options.get_database().unwrap_or("(default database)");
+        match self.options.get_socket() {
+            Some(socket) => format!("{}/{database}", socket.display()),
+            None => format!("{}:{}/{database}", self.options.get_host(), self.options.get_port()),
+        }
+    }
+
+    fn connect_options(&self) -> PgConnectOptions {
+        let isolation = if self.dialect.serializable { "serializable" } else { "read committed" };
+        let mut settings = vec![
+            ("default_transaction_isolation", isolation.to_owned()),
+            ("idle_in_transaction_session_timeout", "5s".to_owned()),
+            ("statement_timeout", "10s".to_owned()),
+            ("lock_timeout", "5s".to_owned()),
+            ("tcp_keepalives_idle", "10".to_owned()),
+            ("tcp_keepalives_interval", "5".to_owned()),
+            ("tcp_keepalives_count", "3".to_owned()),
+            ("jit", "off".to_owned()),
+            ("TimeZone", "UTC".to_owned()),
+        ];
+        if let Some(search_path) = &self.search_path {
+            settings.push(("search_path", search_path.clone()));
+        }
+        self.options
+            .clone()
+            .application_name(&self.application)
+            .options(settings)
+            .log_slow_statements(tracing::log::LevelFilter::Debug, Duration::from_secs(1))
+            .log_statements(tracing::log::LevelFilter::Trace)
+    }
+}
+
+/// What a URL parser said, cut off before it can repeat a password.
+fn url_error(error: &sqlx::Error, url: &str) -> String {
+    let text = error.to_string();
+    let secret = url.split('@').next().and_then(|user| user.rsplit(':').next()).unwrap_or_default();
+    if secret.is_empty() { text } else { text.replace(secret, "…") }
+}
+
+/// A handle on the BMDB; cheap to clone.
+#[derive(Clone)]
+pub struct Bmdb {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pool: PgPool,
+    keeper_pool: PgPool,
+    settings: ConnectionSettings,
+    policy: watch::Sender<(i64, Arc<Policy>)>,
+}
+
+impl std::fmt::Debug for Bmdb {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bmdb").field("place", &self.inner.settings.place()).finish_non_exhaustive()
+    }
+}
+
+/// How often a transaction that loses against others is run before that is an error.
+const TRIES: u32 = 12;
+
+impl Bmdb {
+    /// Connects, and fails with a sentence when the server does not answer within ten seconds.
+    ///
+    /// Touches nothing: the schema may be missing or of any version.
+    pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
+        let options = settings.connect_options();
+        let pool = PgPoolOptions::new()
+            .max_connections(settings.max_connections)
+            .acquire_timeout(Duration::from_secs(10))
+            .idle_timeout(Duration::from_mins(5))
+            .connect_lazy_with(options.clone());
+        let keeper_pool = PgPoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(Duration::from_secs(3))
+            .connect_lazy_with(options.clone());
+        // A pool hides why it cannot connect behind its own time-out; one connection tells.
+        let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
+        let reason = match first {
+            Ok(Ok(connection)) => {
+                drop(sqlx::Connection::close(connection).await);
+                let policy = watch::Sender::new((0, Arc::new(Policy::default())));
+                let inner = Inner { pool, keeper_pool, settings, policy };
+                return Ok(Self { inner: Arc::new(inner) });
+            }
+            Ok(Err(error)) => unreachable_reason(&error),
+            Err(_) => "no answer within 10 seconds".to_owned(),
+        };
+        Err(BmdbError::Unreachable { place: settings.place(), reason })
+    }
+
+    /// The common pool.
+    #[must_use]
+    pub fn pool(&self) -> &PgPool {
+        &self.inner.pool
+    }
+
+    /// The pool of one connection that sessions are renewed on, so that no other work delays it.
+    pub(crate) fn keeper_pool(&self) -> &PgPool {
+        &self.inner.keeper_pool
+    }
+
+    /// What the database can do.
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
+        self.inner.settings.dialect
+    }
+
+    /// The settings it was connected with.
+    #[must_use]
+    pub fn settings(&self) -> &ConnectionSettings {
+        &self.inner.settings
+    }
+
+    /// The policy as last read, with its version.
+    #[must_use]
+    pub fn policy(&self) -> (i64, Arc<Policy>) {
+        self.inner.policy.borrow().clone()
+    }
+
+    /// Told whenever another policy was read.
+    #[must_use]
+    pub fn policy_changes(&self) -> watch::Receiver<(i64, Arc<Policy>)> {
+        self.inner.policy.subscribe()
+    }
+
+    /// Remembers a policy that was read or written; an older version never replaces a newer one.
+    pub(crate) fn remember_policy(&self, version: i64, policy: Policy) {
+        self.inner.policy.send_if_modified(|known| {
+            let newer = version > known.0;
+            if newer {
+                *known = (version, Arc::new(policy));
+            }
+            newer
+        });
+    }
+
+    /// Closes every connection, after the transactions under way.
+    pub async fn close(&self) {
+        self.inner.pool.close().await;
+        self.inner.keeper_pool.close().await;
+    }
+
+    /// Runs a transaction in a task of its own, again as often as it loses against others.
+    ///
+    /// `body` may run several times and must have no effect but its statements. An error it
+    /// returns rolls everything back.
+    pub async fn transact<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + 'static,
+    {
+        let pool = self.inner.pool.clone();
+        in_a_task(what, async move {
+            for attempt in 0..TRIES {
+                let mut transaction =
+                    pool.begin().await.map_err(|source| BmdbError::Statement { what, source })?;
+                let (error, committing) = match body(&mut transaction).await {
+                    Ok(value) => match transaction.commit().await {
+                        Ok(()) => return Ok(value),
+                        Err(source) => (source, true),
+                    },
+                    Err(BmdbError::Statement { what, source }) => {
+                        if remedy(&source, false) != Remedy::Again {
+                            return Err(BmdbError::Statement { what, source });
+                        }
+                        drop(transaction.rollback().await);
+                        (source, false)
+                    }
+                    Err(refused) => {
+                        drop(transaction.rollback().await);
+                        return Err(refused);
+                    }
+                };
+                match remedy(&error, committing) {
+                    Remedy::Again => tokio::time::sleep(conflict_pause(attempt, rand::random())).await,
+                    Remedy::FindOut => return Err(BmdbError::UnknownOutcome(error.to_string())),
+                    Remedy::GiveUp => return Err(BmdbError::Statement { what, source: error }),
+                }
+            }
+            Err(BmdbError::Conflict { what, tries: TRIES })
+        })
+        .await
+    }
+
+    /// Runs one statement that commits itself, in a task of its own, again as often as it loses
+    /// against others. An answer that was lost is [`BmdbError::UnknownOutcome`].
+    pub async fn statement<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c PgPool) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
+    {
+        let pool = self.inner.pool.clone();
+        in_a_task(what, async move {
+            for attempt in 0..TRIES {
+                let error = match body(&pool).await {
+                    Ok(value) => return Ok(value),
+                    Err(error) => error,
+                };
+                match remedy(&error, true) {
+                    Remedy::Again => tokio::time::sleep(conflict_pause(attempt, rand::random())).await,
+                    Remedy::FindOut => return Err(BmdbError::UnknownOutcome(error.to_string())),
+                    Remedy::GiveUp => return Err(BmdbError::Statement { what, source: error }),
+                }
+            }
+            Err(BmdbError::Conflict { what, tries: TRIES })
+        })
+        .await
+    }
+}
+
+async fn in_a_task<T: Send + 'static>(
+    what: &'static str,
+    body: impl Future<Output = Result<T, BmdbError>> + Send + 'static,
+) -> Result<T, BmdbError> {
+    match tokio::spawn(body).await {
+        Ok(result) => result,
+        Err(ended) => Err(BmdbError::Task { what, reason: ended.to_string() }),
+    }
+}
+
+/// Why the server cannot be reached, without the password that some messages repeat.
+fn unreachable_reason(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Io(io) => io.to_string(),
+        sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
+        other => other.to_string(),
+    }
+}
+
+/// Names what was being done when a statement failed.
+pub(crate) trait Doing<T> {
+    /// Wraps the database's error in what was being done.
+    fn doing(self, what: &'static str) -> Result<T, BmdbError>;
+}
+
+impl<T> Doing<T> for Result<T, sqlx::Error> {
+    fn doing(self, what: &'static str) -> Result<T, BmdbError> {
+        self.map_err(|source| BmdbError::Statement { what, source })
+    }
+}

@@ -1,0 +1,158 @@
+//! What can go wrong with the database, told apart by what the caller must do.
+
+use std::time::Duration;
+
+/// Why a statement or transaction did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BmdbError {
+    /// The connection URL is none.
+    #[error("the BMDB URL is no PostgreSQL URL ({reason}); write postgres://USER@HOST:5432/DATABASE")]
+    Url {
+        /// What the parser said, without the URL: it may hold a password.
+        reason: String,
+    },
+    /// The server cannot be reached, or refuses us. Nothing was done.
+    #[error("cannot reach the BMDB at {place}: {reason}")]
+    Unreachable {
+        /// Host, port and database, without credentials.
+        place: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The schema is newer than this release knows.
+    #[error(
+        "the BMDB has schema version {found}, and this release knows versions up to {known}: it was upgraded by a \
+         newer shepherd; start that release instead"
+    )]
+    NewerSchema {
+        /// Version found.
+        found: i64,
+        /// Newest version known.
+        known: i64,
+    },
+    /// The schema is older than this program needs, and this program does not migrate.
+    #[error(
+        "the BMDB has schema version {found}, and this release needs {known}: start the `shepherd` of this release \
+         once, which upgrades it"
+    )]
+    OlderSchema {
+        /// Version found.
+        found: i64,
+        /// Version needed.
+        known: i64,
+    },
+    /// A migration failed.
+    #[error("cannot bring the BMDB's schema up to date: {0}")]
+    Migrate(String),
+    /// The session is over: its deadline passed, or it was closed. It never revives.
+    #[error("the session is over; nothing was written")]
+    SessionOver,
+    /// The lease is not (or no longer) held with that fence.
+    #[error("the lease is not held any more; nothing was written")]
+    LeaseLost,
+    /// No such machine.
+    #[error("the BMDB knows no machine {0}")]
+    NoSuchMachine(String),
+    /// A row was written by a newer release, whose rules this one must not overrule.
+    #[error("the schedule of this machine was written by a newer release (rules {found}, known {known})")]
+    NewerRules {
+        /// Rules version found.
+        found: i64,
+        /// Rules version of this release.
+        known: i64,
+    },
+    /// The answer to a commit was lost: it may have happened or not.
+    #[error("the connection was lost while committing, so that the outcome is unknown: {0}")]
+    UnknownOutcome(String),
+    /// The database was busy with conflicting transactions for longer than we try.
+    #[error("the database could not serialise {what} in {tries} tries")]
+    Conflict {
+        /// What was being done.
+        what: &'static str,
+        /// How often it was tried.
+        tries: u32,
+    },
+    /// The transaction panicked or its task was ended with the runtime.
+    #[error("{what} was ended in the middle: {reason}")]
+    Task {
+        /// What was being done.
+        what: &'static str,
+        /// The panic's text.
+        reason: String,
+    },
+    /// What stands in the database cannot be.
+    #[error("the BMDB holds something that cannot be: {0}")]
+    Corrupt(String),
+    /// Anything else the database said.
+    #[error("{what} failed: {source}")]
+    Statement {
+        /// What was being done.
+        what: &'static str,
+        /// What the database said.
+        source: sqlx::Error,
+    },
+}
+
+impl BmdbError {
+    /// Whether trying again later may help without anybody doing anything.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { .. }
+            | Self::UnknownOutcome(_)
+            | Self::Conflict { .. }
+            | Self::Task { .. } => true,
+            Self::Statement { source, .. } => !matches!(
+                source,
+                sqlx::Error::ColumnDecode { .. }
+                    | sqlx::Error::ColumnNotFound(_)
+                    | sqlx::Error::TypeNotFound { .. }
+            ),
+            _ => false,
+        }
+    }
+}
+
+/// What a failed transaction calls for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// The whole transaction again: it lost against another one.
+    Again,
+    /// Find out what became of it.
+    FindOut,
+    /// Nothing: it did not happen.
+    GiveUp,
+}
+
+/// Codes of conflicts that are nobody's fault: serialisation failure, deadlock.
+const CONFLICTS: [&str; 2] = ["40001", "40P01"];
+/// The server does not know whether a statement completed.
+const COMPLETION_UNKNOWN: &str = "40003";
+
+/// What `error` calls for. `committing` says whether a commit (or a statement that commits itself)
+/// had been sent.
+pub(crate) fn remedy(error: &sqlx::Error, committing: bool) -> Remedy {
+    if let sqlx::Error::Database(database) = error {
+        let code = database.code();
+        let code = code.as_deref().unwrap_or_default();
+        if CONFLICTS.contains(&code) {
+            return Remedy::Again;
+        }
+        // Class 57P is the server going away; with a commit under way that decides nothing.
+        if committing && (code == COMPLETION_UNKNOWN || code.starts_with("57P")) {
+            return Remedy::FindOut;
+        }
+        return Remedy::GiveUp;
+    }
+    if committing && !matches!(error, sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed) {
+        return Remedy::FindOut;
+    }
+    Remedy::GiveUp
+}
+
+/// How long to wait before the transaction is run for the `attempt`-th time again. `roll` is uniform
+/// in 0..1.
+pub(crate) fn conflict_pause(attempt: u32, roll: f64) -> Duration {
+    let ceiling = Duration::from_millis(2) * 2_u32.pow(attempt.min(7));
+    ceiling.mul_f64(roll.clamp(0.0, 1.0))
+}

@@ -1,0 +1,273 @@
+//! Reading what is known of a machine: rows into [`MachineFacts`].
+//!
+//! Decoding tolerates what a newer release wrote: an unknown hold counts as a
+//! hold on everything, an unknown process's backoff is passed over, an unknown
+//! provider status is kept as text. What cannot be at all is an error.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::error::BmdbError;
+use crate::model::backoff::BackoffFact;
+use crate::model::facts::{
+    Acted, AgentStarted, Heartbeat, Hold, HoldScope, InstallationReport, InstallationRequest, MachineFacts,
+    NeedsHuman, Postponement, Provided, Quarantine, Recovery, Retirement,
+};
+use crate::model::ids::MachineId;
+use crate::model::policy::Disturbance;
+use crate::model::process::Process;
+use crate::model::provider_status::ProviderStatus;
+use crate::model::time::Timestamp;
+
+/// One row of the view `machine_snapshot` with the clock and the listeners of that moment.
+#[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "columns of the view, described where the view is made")]
+pub struct FactsRow {
+    pub machine_id: Uuid,
+    pub created_at: Timestamp,
+    pub provider: Option<String>,
+    pub provider_id: Option<String>,
+    pub reservation: Option<String>,
+    pub address: Option<String>,
+    pub ssh_port: Option<i64>,
+    pub ssh_user: Option<String>,
+    pub location: Option<String>,
+    pub status: Option<String>,
+    pub provided_at: Option<Timestamp>,
+    pub looked_at: Option<Timestamp>,
+    pub unchanged: Option<bool>,
+    pub agent_started_at: Option<Timestamp>,
+    pub agent_public_key: Option<Vec<u8>>,
+    pub agent_boot_id: Option<String>,
+    pub agent_fence: Option<i64>,
+    pub heartbeat_at: Option<Timestamp>,
+    pub heartbeat_boot_id: Option<String>,
+    pub heartbeat_incarnation: Option<String>,
+    pub heartbeat_sequence: Option<i64>,
+    pub request_generation: Option<i64>,
+    pub report_generation: Option<i64>,
+    pub report_succeeded: Option<bool>,
+    pub hold_scope: Option<String>,
+    pub hold_reason: Option<String>,
+    pub hold_by: Option<String>,
+    pub hold_until: Option<Timestamp>,
+    pub quarantine_since: Option<Timestamp>,
+    pub quarantine_reason: Option<String>,
+    pub needs_human_since: Option<Timestamp>,
+    pub needs_human_reason: Option<String>,
+    pub recovery_started_at: Option<Timestamp>,
+    pub recovery_rung: Option<i64>,
+    pub recovery_tries: Option<i64>,
+    pub recovery_step: Option<String>,
+    pub recovery_acted_at: Option<Timestamp>,
+    pub recovery_deadline: Option<Timestamp>,
+    pub recovery_boot_id_before: Option<String>,
+    pub recovery_next_at: Option<Timestamp>,
+    pub recovery_note: Option<String>,
+    pub retirement_reason: Option<String>,
+    pub retirement_requested_at: Option<Timestamp>,
+    pub retirement_finished_at: Option<Timestamp>,
+    pub backoffs: Option<serde_json::Value>,
+    pub postponements: Option<serde_json::Value>,
+    pub listening_since: Option<Timestamp>,
+    pub now: Timestamp,
+    pub policy_version: i64,
+}
+
+/// What is known of a machine, and when that was.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The facts.
+    pub facts: MachineFacts,
+    /// The database's clock when they were read.
+    pub now: Timestamp,
+    /// Version of the policy that held then.
+    pub policy_version: i64,
+}
+
+impl Bmdb {
+    /// Reads what is known of one machine, without any lock.
+    pub async fn snapshot(&self, machine: MachineId) -> Result<Snapshot, BmdbError> {
+        let mut connection = self.pool().acquire().await.doing("connecting to read facts")?;
+        read(&mut connection, machine).await
+    }
+
+    /// Reads a page of machines in the order of their ids, from the one after `after`.
+    pub async fn snapshot_page(&self, after: MachineId, limit: i64) -> Result<Vec<Snapshot>, BmdbError> {
+        sqlx::query_file_as!(FactsRow, "sql/facts/page.sql", after.0, limit)
+            .fetch_all(self.pool())
+            .await
+            .doing("reading a page of facts")?
+            .into_iter()
+            .map(FactsRow::into_snapshot)
+            .collect()
+    }
+}
+
+/// Reads one machine's facts on a connection that may hold locks.
+pub(crate) async fn read(connection: &mut PgConnection, machine: MachineId) -> Result<Snapshot, BmdbError> {
+    sqlx::query_file_as!(FactsRow, "sql/facts/read.sql", machine.0)
+        .fetch_optional(connection)
+        .await
+        .doing("reading facts")?
+        .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))?
+        .into_snapshot()
+}
+
+#[derive(Deserialize)]
+struct BackoffRow {
+    process: String,
+    failures: u32,
+    last_interval_ms: u64,
+    until: Timestamp,
+    cause: String,
+}
+
+#[derive(Deserialize)]
+struct PostponedRow {
+    process: String,
+    until: Timestamp,
+    reason: String,
+    decided_at: String,
+}
+
+impl FactsRow {
+    fn into_snapshot(self) -> Result<Snapshot, BmdbError> {
+        let (now, policy_version) = (self.now, self.policy_version);
+        Ok(Snapshot { facts: self.into_facts()?, now, policy_version })
+    }
+
+    fn into_facts(self) -> Result<MachineFacts, BmdbError> {
+        let machine = MachineId(self.machine_id);
+        let mut facts = MachineFacts::unknown(machine, self.created_at);
+        facts.provided = self.provided()?;
+        facts.agent_started =
+            self.agent_started_at.zip(self.agent_public_key.clone()).map(|(at, public_key)| AgentStarted {
+                at,
+                public_key,
+                boot_id: self.agent_boot_id.clone(),
+                fence: self.agent_fence.unwrap_or_default(),
+            });
+        facts.heartbeat = self.heartbeat_at.map(|at| Heartbeat {
+            at,
+            boot_id: self.heartbeat_boot_id.clone().unwrap_or_default(),
+            incarnation: self.heartbeat_incarnation.clone().unwrap_or_default(),
+            sequence: self.heartbeat_sequence.unwrap_or_default(),
+        });
+        facts.installation_request =
+            self.request_generation.map(|generation| InstallationRequest { generation });
+        facts.installation_report = self
+            .report_generation
+            .zip(self.report_succeeded)
+            .map(|(generation, succeeded)| InstallationReport { generation, succeeded });
+        facts.hold = self.hold_scope.as_ref().map(|scope| Hold {
+            scope: HoldScope::ALL
+                .into_iter()
+                .find(|known| known.as_str() == scope)
+                .unwrap_or(HoldScope::Everything),
+            reason: self.hold_reason.clone().unwrap_or_default(),
+            by: self.hold_by.clone().unwrap_or_default(),
+            until: self.hold_until,
+        });
+        facts.quarantine = self
+            .quarantine_since
+            .map(|since| Quarantine { since, reason: self.quarantine_reason.clone().unwrap_or_default() });
+        facts.needs_human = self
+            .needs_human_since
+            .map(|since| NeedsHuman { since, reason: self.needs_human_reason.clone().unwrap_or_default() });
+        facts.recovery = self.recovery()?;
+        facts.retirement = self.retirement_requested_at.map(|_| Retirement {
+            reason: self.retirement_reason.clone().unwrap_or_default(),
+            finished_at: self.retirement_finished_at,
+        });
+        facts.backoffs = backoffs(self.backoffs)?;
+        facts.postponements = postponements(self.postponements)?;
+        facts.listening_since = self.listening_since;
+        Ok(facts)
+    }
+
+    fn provided(&self) -> Result<Option<Provided>, BmdbError> {
+        let Some((provider, at)) = self.provider.clone().zip(self.provided_at) else { return Ok(None) };
+        let ssh_port = self.ssh_port.map(u16::try_from).transpose().map_err(|_| {
+            BmdbError::Corrupt(format!("SSH port {:?} of {}", self.ssh_port, self.machine_id))
+        })?;
+        Ok(Some(Provided {
+            provider,
+            provider_id: self.provider_id.clone().unwrap_or_default(),
+            reservation: self.reservation.clone(),
+            address: self.address.clone(),
+            ssh_port,
+            ssh_user: self.ssh_user.clone(),
+            location: self.location.clone(),
+            status: ProviderStatus::from(self.status.as_deref().unwrap_or("Unknown")),
+            at,
+            looked_at: self.looked_at,
+            unchanged: self.unchanged.unwrap_or_default(),
+        }))
+    }
+
+    fn recovery(&self) -> Result<Option<Recovery>, BmdbError> {
+        let Some((started_at, next_at)) = self.recovery_started_at.zip(self.recovery_next_at) else {
+            return Ok(None);
+        };
+        let corrupt = |what: String| BmdbError::Corrupt(format!("{what} of {}", self.machine_id));
+        let acted = match (&self.recovery_step, self.recovery_acted_at, self.recovery_deadline) {
+            (Some(step), Some(at), Some(deadline)) => Some(Acted {
+                step: step.parse::<Disturbance>().map_err(|error| corrupt(error.to_string()))?,
+                at,
+                deadline,
+                boot_id_before: self.recovery_boot_id_before.clone(),
+            }),
+            _ => None,
+        };
+        let count = |value: Option<i64>| {
+            u32::try_from(value.unwrap_or_default())
+                .map_err(|_| corrupt("a negative count in the ladder".into()))
+        };
+        Ok(Some(Recovery {
+            started_at,
+            rung: count(self.recovery_rung)? as usize,
+            acted,
+            tries: count(self.recovery_tries)?,
+            next_at,
+            note: self.recovery_note.clone().unwrap_or_default(),
+        }))
+    }
+}
+
+fn backoffs(json: Option<serde_json::Value>) -> Result<BTreeMap<Process, BackoffFact>, BmdbError> {
+    let rows: Vec<BackoffRow> = from_json(json)?;
+    Ok(rows
+        .into_iter()
+        .filter_map(|row| {
+            let fact = BackoffFact {
+                failures: row.failures,
+                last_interval: Duration::from_millis(row.last_interval_ms),
+                until: row.until,
+                cause: row.cause,
+            };
+            Some((row.process.parse().ok()?, fact))
+        })
+        .collect())
+}
+
+fn postponements(json: Option<serde_json::Value>) -> Result<BTreeMap<Process, Postponement>, BmdbError> {
+    let rows: Vec<PostponedRow> = from_json(json)?;
+    Ok(rows
+        .into_iter()
+        .filter_map(|row| {
+            let fact = Postponement { until: row.until, reason: row.reason, decided_at: row.decided_at };
+            Some((row.process.parse().ok()?, fact))
+        })
+        .collect())
+}
+
+fn from_json<T: serde::de::DeserializeOwned>(json: Option<serde_json::Value>) -> Result<Vec<T>, BmdbError> {
+    json.map_or(Ok(Vec::new()), serde_json::from_value)
+        .map_err(|error| BmdbError::Corrupt(format!("a list of waits that cannot be read: {error}")))
+}

@@ -1,0 +1,209 @@
+//! Intents: the record of an outward action, made before it is taken.
+//!
+//! Whoever finds an open intent later knows what may have happened outside and
+//! can look for the proof instead of doing it again. A disturbance is recorded
+//! in the same transaction that asks whether it may be done at all: the facts
+//! are read once more under the machine's lock, and the budget is counted under
+//! a lock of its own, so that two shepherds cannot both use its last unit.
+
+use sqlx::PgConnection;
+
+use crate::bmdb::change::{FactChange, apply};
+use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::facts::read;
+use crate::bmdb::lease::{NamedLease, lock_lease};
+use crate::bmdb::policy::policy_of_version;
+use crate::bmdb::schedule::{lock, reschedule};
+use crate::bmdb::session::guard;
+use crate::bmdb::work::{Work, check_lease};
+use crate::model::disturb::{Circumstances, Refusal, may_disturb};
+use crate::model::facts::{Acted, Recovery};
+use crate::model::ids::IntentId;
+use crate::model::policy::Disturbance;
+use crate::model::time::{Span, Timestamp, after};
+
+/// A step of the ladder that is about to be taken.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Index into the policy's ladder.
+    pub rung: usize,
+    /// What.
+    pub step: Disturbance,
+    /// Which try of this rung, from 1.
+    pub attempt: u32,
+    /// How long the machine then has to report.
+    pub deadline: Span,
+    /// When the facts were read that led to it.
+    pub decided_on: Timestamp,
+    /// Why recovery is held, if it is.
+    pub brake: Option<String>,
+    /// Whom the provider is asked through, for the record.
+    pub provider: String,
+}
+
+/// The answer to a request to disturb.
+#[derive(Clone, Debug)]
+pub enum Permission {
+    /// Recorded: go on, at once.
+    Granted {
+        /// The intent to name to the provider.
+        intent: IntentId,
+        /// The ladder as it was recorded.
+        recovery: Recovery,
+    },
+    /// Nothing was recorded.
+    Refused(Refusal),
+}
+
+impl Work {
+    /// Asks to take `step`, and records it when it may be taken: the intent, and where the ladder
+    /// stands.
+    pub async fn begin_disturbance(&self, step: Step) -> Result<Permission, BmdbError> {
+        let (machine, lease) = (self.machine(), self.lease());
+        let bmdb = self.bmdb().clone();
+        self.bmdb()
+            .transact("recording an intent", move |tx| {
+                let (bmdb, step) = (bmdb.clone(), step.clone());
+                Box::pin(async move {
+                    guard(tx, lease.session).await?;
+                    let rows = lock(tx, machine).await?;
+                    check_lease(&rows, lease)?;
+                    let snapshot = read(tx, machine).await?;
+                    let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
+                    let window = policy.budgets.get(&step.step).map(|budget| budget.window);
+                    let circumstances = circumstances(tx, &step, window.unwrap_or_default()).await?;
+                    let (facts, now) = (&snapshot.facts, snapshot.now);
+                    if let Err(refusal) =
+                        may_disturb(facts, step.step, &circumstances, &policy, step.decided_on, now)
+                    {
+                        return Ok(Permission::Refused(refusal));
+                    }
+                    let recovery = Recovery {
+                        started_at: facts.recovery.as_ref().map_or(now, |recovery| recovery.started_at),
+                        rung: step.rung,
+                        acted: Some(Acted {
+                            step: step.step,
+                            at: now,
+                            deadline: after(now, step.deadline.0),
+                            boot_id_before: facts
+                                .heartbeat
+                                .as_ref()
+                                .map(|heartbeat| heartbeat.boot_id.clone()),
+                        }),
+                        tries: step.attempt,
+                        next_at: now,
+                        note: format!("about to {} (try {})", step.step.phrase(), step.attempt),
+                    };
+                    apply(tx, machine, &FactChange::Recovery(recovery.clone())).await?;
+                    reschedule(&bmdb, tx, machine, &rows).await?;
+                    let intent = IntentId::generate();
+                    sqlx::query_file!(
+                        "sql/intent/begin.sql",
+                        intent.0,
+                        step.step.as_str(),
+                        step.provider,
+                        machine.0,
+                        lease.session.0,
+                        lease.fence,
+                        recovery.note
+                    )
+                    .execute(tx)
+                    .await
+                    .doing("recording an intent")?;
+                    Ok(Permission::Granted { intent, recovery })
+                })
+            })
+            .await
+    }
+}
+
+async fn circumstances(tx: &mut PgConnection, step: &Step, window: Span) -> Result<Circumstances, BmdbError> {
+    let what = "counting a budget";
+    sqlx::query_file!("sql/intent/lock_budget.sql", step.step.as_str())
+        .fetch_optional(&mut *tx)
+        .await
+        .doing(what)?;
+    let window = i64::try_from(window.0.as_millis()).unwrap_or(i64::MAX);
+    #[expect(clippy::cast_precision_loss, reason = "a window in milliseconds is far below 2^52")]
+    let used = sqlx::query_file!("sql/intent/used.sql", step.step.as_str(), window as f64)
+        .fetch_one(tx)
+        .await
+        .doing(what)?;
+    Ok(Circumstances {
+        begun_in_window: u32::try_from(used.count).unwrap_or(u32::MAX),
+        oldest_in_window: used.oldest,
+        brake: step.brake.clone(),
+    })
+}
+
+/// A creation that was begun and whose outcome nobody wrote down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenCreation {
+    /// The intent, which the provider was given.
+    pub intent: IntentId,
+    /// The provider's id or reservation that was asked for.
+    pub detail: String,
+    /// When.
+    pub begun_at: Timestamp,
+}
+
+impl Bmdb {
+    /// Records that a provider is about to be asked for a machine, under its provisioner's lease.
+    pub async fn begin_creation(&self, lease: &NamedLease, detail: &str) -> Result<IntentId, BmdbError> {
+        let intent = IntentId::generate();
+        let (lease, detail) = (lease.clone(), detail.to_owned());
+        self.transact("recording an intent", move |tx| {
+            let (lease, detail) = (lease.clone(), detail.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                sqlx::query_file!(
+                    "sql/intent/begin.sql",
+                    intent.0,
+                    "create",
+                    lease.name,
+                    None::<uuid::Uuid>,
+                    lease.session.0,
+                    lease.fence,
+                    detail
+                )
+                .execute(tx)
+                .await
+                .doing("recording an intent")?;
+                Ok(())
+            })
+        })
+        .await?;
+        Ok(intent)
+    }
+
+    /// Creations of a provider that were begun and never settled, oldest first.
+    pub async fn open_creations(&self, provider: &str) -> Result<Vec<OpenCreation>, BmdbError> {
+        let rows = sqlx::query_file!("sql/intent/open_creations.sql", provider)
+            .fetch_all(self.pool())
+            .await
+            .doing("reading open intents")?;
+        Ok(rows
+            .into_iter()
+            .map(|row| OpenCreation {
+                intent: IntentId(row.intent_id),
+                detail: row.detail,
+                begun_at: row.begun_at,
+            })
+            .collect())
+    }
+
+    /// Writes down how an intent ended. Says whether it was still open.
+    pub async fn settle_intent(&self, intent: IntentId, outcome: &str) -> Result<bool, BmdbError> {
+        let outcome = outcome.to_owned();
+        let settled = self
+            .statement("settling an intent", move |pool| {
+                let outcome = outcome.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("sql/intent/settle.sql", intent.0, outcome).fetch_optional(pool).await
+                })
+            })
+            .await?;
+        Ok(settled.is_some())
+    }
+}

@@ -1,0 +1,43 @@
+//! The bare metal database: machines, facts about them, sessions, work,
+//! schedule, history. The only room that speaks SQL.
+//!
+//! # How it works
+//!
+//! * A **session** ([`session`], [`keeper`]) is a lease that its process keeps
+//!   alive. Everything that acts, acts under one.
+//! * A **claim** ([`claim`]) puts due machines' lanes under sessions, each with
+//!   a fence that grows; [`work`] ends them. What a lost session held is freed
+//!   by the [`reaper`].
+//! * A **fact** changes ([`change`]) only in a transaction that holds the
+//!   machine's due rows and writes its [`schedule`] anew before it commits. The
+//!   [`sweeper`] proves that nobody forgot.
+//! * An **intent** ([`intent`]) records an outward action before it is taken.
+//!
+//! # Rules that hold everywhere
+//!
+//! * Locks are taken in one order: session, due rows by (machine, lane), facts,
+//!   work, history. Batches are sorted.
+//! * Time is the database's. `clock_timestamp()` where waiting for a lock must
+//!   count, `now()` where one moment for a whole transaction is meant.
+//! * No transaction stays open over anything but statements, and none is ever
+//!   dropped half-way ([`connection::Bmdb::transact`]).
+//! * Statements stand in `sql/`, one a file, checked when this is compiled.
+
+pub mod change;
+pub mod claim;
+pub mod connection;
+pub mod error;
+pub mod facts;
+pub mod intent;
+pub mod keeper;
+pub mod lease;
+pub mod policy;
+pub mod postgres_programs;
+pub mod private_postgres;
+mod private_postgres_directory;
+pub mod reaper;
+pub mod schedule;
+pub mod session;
+pub mod setup;
+pub mod sweeper;
+pub mod work;

@@ -1,0 +1,114 @@
+//! The stored policy: read by everybody, written by flags that were given.
+
+use sqlx::PgConnection;
+
+use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::error::BmdbError;
+use crate::model::policy::Policy;
+use crate::model::time::Span;
+
+impl Bmdb {
+    /// Writes `policy` unless there is one already.
+    pub(crate) async fn write_default_policy(&self, policy: &Policy) -> Result<(), BmdbError> {
+        sqlx::query_file!(
+            "sql/setup/policy.sql",
+            document(policy)?,
+            milliseconds(policy.recovery_first_heartbeat_timeout),
+            milliseconds(policy.recovery_silence_timeout),
+            milliseconds(policy.listening_gap),
+            milliseconds(policy.outward_limit),
+        )
+        .execute(self.pool())
+        .await
+        .doing("writing the default policy")?;
+        Ok(())
+    }
+
+    /// Reads the policy, remembers it, and returns its version.
+    pub async fn read_policy(&self) -> Result<i64, BmdbError> {
+        let row = sqlx::query_file!("sql/policy/read.sql")
+            .fetch_one(self.pool())
+            .await
+            .doing("reading the policy")?;
+        self.remember_policy(row.version, parse(row.document)?);
+        Ok(row.version)
+    }
+
+    /// Changes the policy by `change`, and says whether that made a difference. A new version
+    /// makes the sweeper of every shepherd compute the whole schedule anew.
+    pub async fn change_policy(
+        &self,
+        by: &str,
+        change: impl Fn(&mut Policy) + Send + Sync + 'static,
+    ) -> Result<bool, BmdbError> {
+        let change = std::sync::Arc::new(change);
+        let by = by.to_owned();
+        let changed = self
+            .transact("changing the policy", move |tx| {
+                let change = change.clone();
+                let by = by.clone();
+                Box::pin(async move { change_policy_in(tx, &by, &*change).await })
+            })
+            .await?;
+        self.read_policy().await?;
+        Ok(changed)
+    }
+}
+
+async fn change_policy_in(
+    tx: &mut PgConnection,
+    by: &str,
+    change: &(dyn Fn(&mut Policy) + Send + Sync),
+) -> Result<bool, BmdbError> {
+    let what = "changing the policy";
+    let row = sqlx::query_file!("sql/policy/lock.sql").fetch_one(&mut *tx).await.doing(what)?;
+    let stored = parse(row.document)?;
+    let mut wanted = stored.clone();
+    change(&mut wanted);
+    if wanted == stored {
+        return Ok(false);
+    }
+    sqlx::query_file!(
+        "sql/policy/write.sql",
+        document(&wanted)?,
+        milliseconds(wanted.recovery_first_heartbeat_timeout),
+        milliseconds(wanted.recovery_silence_timeout),
+        milliseconds(wanted.listening_gap),
+        milliseconds(wanted.outward_limit),
+        by,
+    )
+    .fetch_one(tx)
+    .await
+    .doing(what)?;
+    Ok(true)
+}
+
+/// Reads the policy inside a transaction when its version is not the one remembered.
+pub(crate) async fn policy_of_version(
+    bmdb: &Bmdb,
+    tx: &mut PgConnection,
+    version: i64,
+) -> Result<std::sync::Arc<Policy>, BmdbError> {
+    let (known, policy) = bmdb.policy();
+    if known == version {
+        return Ok(policy);
+    }
+    let row = sqlx::query_file!("sql/policy/read.sql").fetch_one(tx).await.doing("reading the policy")?;
+    let policy = parse(row.document)?;
+    bmdb.remember_policy(row.version, policy.clone());
+    Ok(std::sync::Arc::new(policy))
+}
+
+fn document(policy: &Policy) -> Result<serde_json::Value, BmdbError> {
+    serde_json::to_value(policy)
+        .map_err(|error| BmdbError::Corrupt(format!("a policy that is no JSON: {error}")))
+}
+
+fn parse(document: serde_json::Value) -> Result<Policy, BmdbError> {
+    serde_json::from_value(document)
+        .map_err(|error| BmdbError::Corrupt(format!("a policy that this release cannot read: {error}")))
+}
+
+fn milliseconds(span: Span) -> i64 {
+    i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX)
+}

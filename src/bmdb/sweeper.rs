@@ -1,0 +1,115 @@
+//! The sweeper: recomputes everybody's schedule, page by page, and repairs it.
+//!
+//! The schedule is written with every change of a fact, so there should be
+//! nothing to repair: what it finds under the same rules and policy is a defect
+//! of ours and is counted as drift, a metric that must read 0. What it does
+//! find rightfully is a changed policy or newer rules, and phases of machines
+//! whose time passed without anybody writing.
+
+use std::collections::HashMap;
+
+use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::facts::Snapshot;
+use crate::bmdb::schedule::{DueRow, differs, lock, reschedule};
+use crate::model::ids::MachineId;
+use crate::model::process::Process;
+use crate::model::schedule::{Armed, RULES_VERSION};
+
+/// What a page of the sweep found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Machines looked at.
+    pub machines: usize,
+    /// Machines written anew.
+    pub repaired: usize,
+    /// Lanes that contradicted their facts although rules and policy were the same.
+    pub drifted: usize,
+    /// The last machine of the page; `None` when it was the last page.
+    pub continue_after: Option<MachineId>,
+}
+
+impl Bmdb {
+    /// Looks at `page` machines after `after`, and repairs what differs.
+    pub async fn sweep_page(&self, after: MachineId, page: i64) -> Result<Swept, BmdbError> {
+        self.read_policy().await?;
+        let snapshots = self.snapshot_page(after, page).await?;
+        let mut swept = Swept { machines: snapshots.len(), ..Swept::default() };
+        if i64::try_from(snapshots.len()).unwrap_or(i64::MAX) >= page {
+            swept.continue_after = snapshots.last().map(|snapshot| snapshot.facts.machine);
+        }
+        let rows = self.due_rows(&snapshots).await?;
+        let (version, policy) = self.policy();
+        for snapshot in snapshots {
+            let machine = snapshot.facts.machine;
+            let wrong = rows.get(&machine).is_none_or(|rows| {
+                rows.iter().any(|row| differs(&snapshot.facts, row, &policy, version, snapshot.now))
+            });
+            if !wrong {
+                continue;
+            }
+            match self.repair(machine).await {
+                Ok(drifted) => {
+                    swept.repaired += 1;
+                    swept.drifted += drifted;
+                }
+                Err(BmdbError::NewerRules { .. } | BmdbError::NoSuchMachine(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(swept)
+    }
+
+    async fn due_rows(&self, snapshots: &[Snapshot]) -> Result<HashMap<MachineId, Vec<DueRow>>, BmdbError> {
+        let ids: Vec<uuid::Uuid> = snapshots.iter().map(|snapshot| snapshot.facts.machine.0).collect();
+        let found = sqlx::query_file!("sql/schedule/page.sql", &ids)
+            .fetch_all(self.pool())
+            .await
+            .doing("reading a page of the schedule")?;
+        let mut rows: HashMap<MachineId, Vec<DueRow>> = HashMap::new();
+        for row in found {
+            // A newer release's row is not ours to judge: it is left out on both sides.
+            if row.rules_version > i64::from(RULES_VERSION) {
+                rows.entry(MachineId(row.machine_id)).or_default();
+                continue;
+            }
+            let lane = row.lane.parse().map_err(|error| BmdbError::Corrupt(format!("{error}")))?;
+            rows.entry(MachineId(row.machine_id)).or_default().push(DueRow {
+                lane,
+                armed: Armed {
+                    process: row.process.and_then(|process| process.parse::<Process>().ok()),
+                    ready_at: row.ready_at,
+                    timer: row.timer,
+                },
+                provider: row.provider,
+                priority: row.priority,
+                reason: row.reason,
+                deadline: row.deadline,
+                phase_index: row.phase_index,
+                rules_version: row.rules_version,
+                policy_version: row.policy_version,
+                lease_session: row.lease_session,
+                fence: row.fence,
+            });
+        }
+        Ok(rows)
+    }
+
+    /// Locks one machine, reads it again and writes its schedule. Returns how many lanes had
+    /// drifted.
+    pub async fn repair(&self, machine: MachineId) -> Result<usize, BmdbError> {
+        let bmdb = self.clone();
+        self.transact("repairing a schedule", move |tx| {
+            let bmdb = bmdb.clone();
+            Box::pin(async move {
+                let rows = lock(tx, machine).await?;
+                let result = reschedule(&bmdb, tx, machine, &rows).await?;
+                for lane in &result.drifted {
+                    tracing::error!(%machine, %lane, "the schedule contradicted the facts; repaired");
+                }
+                Ok(result.drifted.len())
+            })
+        })
+        .await
+    }
+}

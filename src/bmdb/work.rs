@@ -1,0 +1,455 @@
+//! Live work: one machine's lane, held under a session and a fence.
+//!
+//! [`Work`] is what a claim hands out. It is ended by exactly one of
+//! [`Work::finish`], [`Work::fail`], [`Work::put_off`] and [`Work::cancel`],
+//! which consume it; dropped in any other way, it is cancelled in the
+//! background, and shutdown waits for that.
+//!
+//! The answer to a commit can be lost. Then history decides: an end with this
+//! fence under this session is ours; a lease still held means that nothing
+//! happened and it is tried again; anything else means that the lease was lost,
+//! and nothing was written.
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::PgConnection;
+use tokio_util::sync::CancellationToken;
+
+use crate::bmdb::change::{FactChange, apply};
+use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::facts::{Snapshot, read};
+use crate::bmdb::schedule::{lock, reschedule, tell};
+use crate::bmdb::session::{Abandoned, LiveWork, Session, Sessions, guard, lock as lock_mutex};
+use crate::model::backoff::{Backoff, BackoffFact};
+use crate::model::facts::Postponement;
+use crate::model::ids::{MachineId, SessionId};
+use crate::model::process::{Lane, Process};
+use crate::model::time::Timestamp;
+
+/// Changes to write and lines of history to add, decided on a snapshot.
+#[derive(Clone, Debug, Default)]
+pub struct Decision<T> {
+    /// Facts to change.
+    pub changes: Vec<FactChange>,
+    /// (event, detail) lines for the machine's history.
+    pub events: Vec<(String, String)>,
+    /// What the caller wants to know.
+    pub answer: T,
+}
+
+/// The right to write under a lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease {
+    pub(crate) session: SessionId,
+    pub(crate) lane: Lane,
+    pub(crate) fence: i64,
+}
+
+/// A live work item.
+#[derive(Debug)]
+pub struct Work {
+    sessions: Sessions,
+    session: Session,
+    machine: MachineId,
+    process: Process,
+    live: LiveWork,
+    ended: bool,
+}
+
+/// How a work item ends.
+#[derive(Clone, Debug)]
+enum Ending {
+    Finished { changes: Vec<FactChange>, detail: String },
+    PutOff { changes: Vec<FactChange>, wait: Postponement },
+    Failed { changes: Vec<FactChange>, cause: String, backoff: Option<Backoff>, roll: f64 },
+}
+
+impl Work {
+    /// Takes charge of a work item that the database says is this session's.
+    pub(crate) fn take(
+        sessions: &Sessions,
+        session: &Session,
+        machine: MachineId,
+        process: Process,
+        fence: i64,
+    ) -> Self {
+        let live = LiveWork { fence, cancel: CancellationToken::new(), because: Arc::default() };
+        lock_mutex(&session.state.live).insert((machine, process.lane()), live.clone());
+        if session.lost().is_cancelled() {
+            live.stop(session.lost_because().unwrap_or("the session is over"));
+        }
+        Self { sessions: sessions.clone(), session: session.clone(), machine, process, live, ended: false }
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn machine(&self) -> MachineId {
+        self.machine
+    }
+
+    /// The process.
+    #[must_use]
+    pub fn process(&self) -> Process {
+        self.process
+    }
+
+    /// The fence: higher than that of any earlier claim of this machine's lane.
+    #[must_use]
+    pub fn fence(&self) -> i64 {
+        self.live.fence
+    }
+
+    /// The session it is held under.
+    #[must_use]
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The database it stands in.
+    #[must_use]
+    pub fn bmdb(&self) -> &Bmdb {
+        &self.sessions.inner.bmdb
+    }
+
+    /// Cancelled when the work must stop: its session is over, or the machine is not due for it any
+    /// more.
+    #[must_use]
+    pub fn stop(&self) -> &CancellationToken {
+        &self.live.cancel
+    }
+
+    /// Why it must stop, if it must.
+    #[must_use]
+    pub fn stop_reason(&self) -> Option<&str> {
+        self.live.because.get().map(String::as_str)
+    }
+
+    /// Fails when no outward call may begin: the work was told to stop, or its lease was not
+    /// renewed for so long that a call begun now could be overtaken by its loss.
+    pub fn may_call_out(&self) -> Result<(), BmdbError> {
+        if self.live.cancel.is_cancelled() {
+            return Err(BmdbError::LeaseLost);
+        }
+        if self.session.remaining() < self.session.state.interval / 4 {
+            return Err(BmdbError::SessionOver);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn lease(&self) -> Lease {
+        Lease { session: self.session.id(), lane: self.process.lane(), fence: self.live.fence }
+    }
+
+    /// What is known of the machine now.
+    pub async fn snapshot(&self) -> Result<Snapshot, BmdbError> {
+        self.bmdb().snapshot(self.machine).await
+    }
+
+    /// Changes facts in the middle of the work, decided on what is known under the lock.
+    pub async fn record<T, F>(&self, decide: F) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
+    {
+        change_machine(self.bmdb(), Some(self.lease()), self.machine, decide).await
+    }
+
+    /// Ends the work as done: clears the process's backoff and postponement, writes `changes`.
+    pub async fn finish(self, changes: Vec<FactChange>, detail: impl Into<String>) -> Result<(), BmdbError> {
+        self.end(Ending::Finished { changes, detail: detail.into() }).await
+    }
+
+    /// Ends the work undone, to be due again at `until`, without counting as a failure.
+    #[track_caller]
+    pub fn put_off(
+        self,
+        changes: Vec<FactChange>,
+        until: Timestamp,
+        reason: impl Into<String>,
+    ) -> impl Future<Output = Result<(), BmdbError>> {
+        let place = Location::caller();
+        let decided_at = format!("{}:{}", place.file(), place.line());
+        let wait = Postponement { until, reason: reason.into(), decided_at };
+        self.end(Ending::PutOff { changes, wait })
+    }
+
+    /// Ends the work as failed: grows the process's backoff (by `backoff`, or by policy) and writes
+    /// `changes`.
+    pub async fn fail(
+        self,
+        changes: Vec<FactChange>,
+        cause: impl Into<String>,
+        backoff: Option<Backoff>,
+    ) -> Result<(), BmdbError> {
+        self.end(Ending::Failed { changes, cause: cause.into(), backoff, roll: rand::random() }).await
+    }
+
+    /// Ends the work as if it had not begun.
+    pub async fn cancel(mut self, because: impl Into<String>) -> Result<(), BmdbError> {
+        let lease = self.lease();
+        let because = because.into();
+        let result =
+            cancel_in_database(self.bmdb(), lease.session, self.machine, lease.lane, lease.fence, &because)
+                .await;
+        // On an error Drop hands it to the canceller, which tries until the session is over.
+        if result.is_ok() {
+            self.forget();
+        }
+        result.map(drop)
+    }
+
+    fn forget(&mut self) {
+        self.ended = true;
+        let mut live = lock_mutex(&self.session.state.live);
+        let key = (self.machine, self.process.lane());
+        if live.get(&key).is_some_and(|known| known.fence == self.live.fence) {
+            live.remove(&key);
+        }
+    }
+
+    async fn end(mut self, ending: Ending) -> Result<(), BmdbError> {
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let error =
+                match end_in_database(self.bmdb(), self.lease(), self.machine, self.process, &ending).await {
+                    Ok(()) => {
+                        self.forget();
+                        return Ok(());
+                    }
+                    Err(error) => error,
+                };
+            match error {
+                // Nothing was written, or it was and the answer is lost: history knows.
+                BmdbError::LeaseLost | BmdbError::SessionOver | BmdbError::UnknownOutcome(_) => {}
+                ref other if other.is_transient() && !self.session.lost().is_cancelled() => {}
+                other => return Err(other),
+            }
+            match self.became_of_end().await {
+                Ok(Became::Ours) => {
+                    self.forget();
+                    return Ok(());
+                }
+                Ok(Became::StillHeld) if !self.session.lost().is_cancelled() => {}
+                Ok(Became::Lost | Became::StillHeld) => {
+                    self.forget();
+                    return Err(BmdbError::LeaseLost);
+                }
+                Err(unknown) if self.session.lost().is_cancelled() => {
+                    self.forget();
+                    return Err(unknown);
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+
+    async fn became_of_end(&self) -> Result<Became, BmdbError> {
+        let lease = self.lease();
+        let what = "looking up how a work item ended";
+        let end = sqlx::query_file!("sql/work/own_end.sql", self.machine.0, lease.lane.as_str(), lease.fence)
+            .fetch_optional(self.bmdb().pool())
+            .await
+            .doing(what)?;
+        Ok(match end {
+            None => Became::StillHeld,
+            Some(row) => {
+                let ours = row.session_id == Some(lease.session.0)
+                    && matches!(row.event.as_str(), "Finished" | "Failed" | "PutOff");
+                if ours { Became::Ours } else { Became::Lost }
+            }
+        })
+    }
+}
+
+enum Became {
+    Ours,
+    StillHeld,
+    Lost,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let because = self.stop_reason().unwrap_or("it was neither finished nor failed").to_owned();
+        let lease = self.lease();
+        self.forget();
+        self.sessions.abandon(Abandoned {
+            session: self.session.clone(),
+            machine: self.machine,
+            lane: lease.lane,
+            fence: lease.fence,
+            because,
+        });
+    }
+}
+
+async fn end_in_database(
+    bmdb: &Bmdb,
+    lease: Lease,
+    machine: MachineId,
+    process: Process,
+    ending: &Ending,
+) -> Result<(), BmdbError> {
+    let (inner, ending) = (bmdb.clone(), ending.clone());
+    bmdb.transact("ending work", move |tx| {
+        let (bmdb, ending) = (inner.clone(), ending.clone());
+        Box::pin(async move {
+            guard(tx, lease.session).await?;
+            let rows = lock(tx, machine).await?;
+            check_lease(&rows, lease)?;
+            let (event, detail, changes) = match ending {
+                Ending::Finished { mut changes, detail } => {
+                    changes.push(FactChange::BackoffCleared(process));
+                    changes.push(FactChange::PostponementCleared(process));
+                    ("Finished", detail, changes)
+                }
+                Ending::PutOff { mut changes, wait } => {
+                    let detail = wait.reason.clone();
+                    changes.push(FactChange::Postponed(process, wait));
+                    ("PutOff", detail, changes)
+                }
+                Ending::Failed { mut changes, cause, backoff, roll } => {
+                    let before = read(tx, machine).await?;
+                    let policy = bmdb.policy().1;
+                    let backoff = backoff.unwrap_or_else(|| policy.backoff_of(process));
+                    let previous = before.facts.backoffs.get(&process);
+                    let fact =
+                        BackoffFact::after_failure(previous, &backoff, cause.clone(), before.now, roll);
+                    changes.push(FactChange::Backoff(process, fact));
+                    changes.push(FactChange::PostponementCleared(process));
+                    ("Failed", cause, changes)
+                }
+            };
+            for change in &changes {
+                apply(tx, machine, change).await?;
+            }
+            reschedule(&bmdb, tx, machine, &rows).await?;
+            give_back(tx, machine, lease).await?;
+            sqlx::query_file!(
+                "sql/history/end_work.sql",
+                machine.0,
+                event,
+                lease.lane.as_str(),
+                lease.fence,
+                process.as_str(),
+                lease.session.0,
+                detail
+            )
+            .execute(tx)
+            .await
+            .doing("writing history")?;
+            Ok(())
+        })
+    })
+    .await
+}
+
+/// Fails unless one of the locked rows is held by this lease.
+pub(crate) fn check_lease(rows: &[crate::bmdb::schedule::DueRow], lease: Lease) -> Result<(), BmdbError> {
+    let held = rows.iter().any(|row| {
+        row.lane == lease.lane && row.lease_session == Some(lease.session.0) && row.fence == lease.fence
+    });
+    if held { Ok(()) } else { Err(BmdbError::LeaseLost) }
+}
+
+async fn give_back(tx: &mut PgConnection, machine: MachineId, lease: Lease) -> Result<(), BmdbError> {
+    let (lane, session) = (lease.lane.as_str(), lease.session.0);
+    let what = "giving back a lease";
+    let freed = sqlx::query_file!("sql/work/end.sql", machine.0, lane, session, lease.fence)
+        .fetch_optional(&mut *tx)
+        .await
+        .doing(what)?;
+    let deleted = sqlx::query_file!("sql/work/delete.sql", machine.0, lane, session, lease.fence)
+        .fetch_optional(tx)
+        .await
+        .doing(what)?;
+    if freed.is_some() && deleted.is_some() { Ok(()) } else { Err(BmdbError::LeaseLost) }
+}
+
+/// Cancels a work item, if the session still holds it. Says whether it did.
+pub(crate) async fn cancel_in_database(
+    bmdb: &Bmdb,
+    session: SessionId,
+    machine: MachineId,
+    lane: Lane,
+    fence: i64,
+    because: &str,
+) -> Result<bool, BmdbError> {
+    let because = because.to_owned();
+    let cancelled = bmdb
+        .statement("cancelling work", move |pool| {
+            let because = because.clone();
+            Box::pin(async move {
+                sqlx::query_file_scalar!(
+                    "sql/work/cancel.sql",
+                    session.0,
+                    machine.0,
+                    lane.as_str(),
+                    fence,
+                    because
+                )
+                .fetch_one(pool)
+                .await
+            })
+        })
+        .await?;
+    Ok(cancelled > 0)
+}
+
+impl Bmdb {
+    /// Changes facts of a machine outside any work, decided on what is known under the lock.
+    ///
+    /// `decide` is pure: it may run again after a conflict.
+    pub async fn change_machine<T, F>(&self, machine: MachineId, decide: F) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
+    {
+        change_machine(self, None, machine, decide).await
+    }
+}
+
+pub(crate) async fn change_machine<T, F>(
+    bmdb: &Bmdb,
+    lease: Option<Lease>,
+    machine: MachineId,
+    decide: F,
+) -> Result<T, BmdbError>
+where
+    T: Send + 'static,
+    F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
+{
+    let (inner, decide) = (bmdb.clone(), Arc::new(decide));
+    bmdb.transact("changing facts", move |tx| {
+        let (bmdb, decide) = (inner.clone(), decide.clone());
+        Box::pin(async move {
+            if let Some(lease) = lease {
+                guard(tx, lease.session).await?;
+            }
+            let rows = lock(tx, machine).await?;
+            if let Some(lease) = lease {
+                check_lease(&rows, lease)?;
+            }
+            let decision = decide(&read(tx, machine).await?);
+            if decision.changes.is_empty() && decision.events.is_empty() {
+                return Ok(decision.answer);
+            }
+            for change in &decision.changes {
+                apply(tx, machine, change).await?;
+            }
+            reschedule(&bmdb, tx, machine, &rows).await?;
+            for (event, detail) in &decision.events {
+                tell(tx, machine, event, detail).await?;
+            }
+            Ok(decision.answer)
+        })
+    })
+    .await
+}

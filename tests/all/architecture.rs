@@ -1,0 +1,339 @@
+//! The house keeps its plan: who may know whom, and where SQL may stand.
+//!
+//! The plan is a table. A room that is not in it fails the test too, so that whoever adds one says here
+//! what it may know. Code in `#[cfg(test)]` obeys like any other; `lib.rs`, which names every room, and
+//! the integration tests stand outside.
+
+use std::path::Path;
+
+use crate::harness::source::{self, Source};
+
+/// What each room may import besides itself and the generated contracts (`proto`), which are open to
+/// all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`, on the node
+/// `bin → roleserver → model`, and `simulator → {roleserver, model}`.
+const PLAN: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("proto", &[]),
+    ("bmdb", &["model"]),
+    ("providers", &["bmdb", "model"]),
+    ("takeover", &["bmdb", "model"]),
+    ("server", &["providers", "takeover", "bmdb", "model"]),
+    ("manager", &["providers", "takeover", "bmdb", "model"]),
+    ("cli", &["providers", "takeover", "bmdb", "model"]),
+    ("roleserver", &["model"]),
+    ("simulator", &["roleserver", "model"]),
+    (
+        "bin",
+        &["server", "manager", "cli", "providers", "takeover", "bmdb", "model", "roleserver", "simulator"],
+    ),
+];
+
+#[test]
+fn every_import_follows_the_plan() -> anyhow::Result<()> {
+    let mut wrong = Vec::new();
+    let mut seen = 0;
+    for path in source::files("src", "rs")? {
+        let Some(room) = room_of(&path) else { continue };
+        seen += 1;
+        let text = source::read(&path)?;
+        wrong.extend(
+            against_the_plan(&room, &text).into_iter().map(|said| format!("{}: {said}", path.display())),
+        );
+    }
+    assert!(seen > 5, "only {seen} source files were found");
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn an_import_against_the_plan_is_found_wherever_it_hides() {
+    for (room, text, expected) in [
+        (
+            "bmdb",
+            "use crate::manager::runner::Runner;",
+            "line 1: bmdb imports manager, and may import only model",
+        ),
+        (
+            "bmdb",
+            "\nfn f() { crate::providers::list() }",
+            "line 2: bmdb imports providers, and may import only model",
+        ),
+        (
+            "manager",
+            "use crate::{model::ids, server::metrics};",
+            "line 1: manager imports server, and may import only providers, takeover, bmdb, model",
+        ),
+        (
+            "manager",
+            "use crate::{\n    model::{a, b},\n    cli,\n};",
+            "line 1: manager imports cli, and may import only providers, takeover, bmdb, model",
+        ),
+        (
+            "manager",
+            "pub(in crate::simulator) fn f() {}",
+            "line 1: manager imports simulator, and may import only providers, takeover, bmdb, model",
+        ),
+        (
+            "roleserver",
+            "#[cfg(test)]\nmod tests {\n    use crate::bmdb::lease::Lease;\n}",
+            "line 3: roleserver imports bmdb, and may import only model",
+        ),
+        (
+            "simulator",
+            "use crate :: manager::Runner;",
+            "line 1: simulator imports manager, and may import only roleserver, model",
+        ),
+        ("model", "use crate::bmdb::lease;", "line 1: model imports bmdb, and may import nothing"),
+        (
+            "bin",
+            "use shepherd::kitchen::Sink;",
+            "line 1: bin imports kitchen, which the plan in tests/all/architecture.rs does not know",
+        ),
+        (
+            "kitchen",
+            "",
+            "the room kitchen is not in the plan in tests/all/architecture.rs: say there what it may import",
+        ),
+        (
+            "bmdb",
+            "use super::super::manager::Runner;",
+            "line 1: `super::super` hides which room is meant; write `crate::…`",
+        ),
+        ("bmdb", "use crate::*;", "line 1: bmdb imports every room at once; name what is meant"),
+    ] {
+        assert_eq!(against_the_plan(room, text), [expected], "{room}: {text}");
+    }
+}
+
+#[test]
+fn an_import_by_the_plan_is_no_fault() {
+    for (room, text) in [
+        ("bmdb", "use crate::model::ids::MachineId; use crate::proto::agent; use crate::bmdb::lease;"),
+        ("bmdb", "// use crate::manager\nlet text = \"crate::manager\"; pub(crate) fn f() {}"),
+        ("manager", "use crate::{model::{ids, phase}, bmdb::{self, lease}, takeover};"),
+        ("bin", "use shepherd::manager; use anyhow::crate_like::x;"),
+        ("model", "use super::ids; use my_crate::manager;"),
+    ] {
+        assert_eq!(against_the_plan(room, text), Vec::<String>::new(), "{room}: {text}");
+    }
+}
+
+#[test]
+fn every_statement_file_is_used() -> anyhow::Result<()> {
+    let mut sources = String::new();
+    for path in source::files("src", "rs")? {
+        for (_, literal) in source::take_apart(&source::read(&path)?).strings {
+            sources.push_str(&literal);
+            sources.push('\n');
+        }
+    }
+    let mut unused = Vec::new();
+    for path in source::files("sql", "sql")? {
+        let path = path.to_string_lossy().into_owned();
+        if !sources.contains(&path) && !folder_is_embedded(&sources, &path) {
+            unused.push(path);
+        }
+    }
+    assert!(unused.is_empty(), "no program sends these; remove them: {unused:#?}");
+    Ok(())
+}
+
+#[test]
+fn sql_stands_in_its_own_files_only() -> anyhow::Result<()> {
+    let mut wrong = Vec::new();
+    for path in source::files("src", "rs")? {
+        for line in lines_with_sql(&source::take_apart(&source::read(&path)?)) {
+            wrong.push(format!(
+                "{}:{line}: a statement belongs into sql/<subject>/<name>.sql",
+                path.display()
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn sql_in_a_string_is_told_from_english() {
+    for (text, found) in [
+        (r#"sqlx::query("SELECT 1")"#, true),
+        (r#"sqlx::query_scalar::<_, i64>("SHOW fsync")"#, true),
+        (r##"let s = r#"insert into work values ($1)"#;"##, true),
+        ("let s = \"\n  WITH due AS (SELECT 1)\";", true),
+        (r#"let s = "update machine_due set lease_session = null";"#, true),
+        (r#"let s = "UPDATE machine SET x = 1";"#, true),
+        (r#"let s = "delete from session";"#, true),
+        (r#"let s = "Select the machine to look at";"#, false),
+        (r#"let s = "update the agent, then set it free";"#, false),
+        (r#"let s = "with deadline";"#, false),
+        (r#"query_file!("sql/session/open.sql")"#, false),
+        (r#"url.query("name")"#, false),
+    ] {
+        assert_eq!(!lines_with_sql(&source::take_apart(text)).is_empty(), found, "{text}");
+    }
+}
+
+/// The test clock replaces `now()` and `clock_timestamp()`. What goes around them reads the server's
+/// time, so a test of a thirty-minute limit would have to wait for thirty minutes.
+#[test]
+fn statements_ask_only_the_clock_that_tests_can_move() -> anyhow::Result<()> {
+    let others = [
+        "current_timestamp",
+        "localtimestamp",
+        "transaction_timestamp",
+        "statement_timestamp",
+        "pg_catalog.now",
+    ];
+    let mut wrong = Vec::new();
+    for path in [source::files("sql", "sql")?, source::files("migrations", "sql")?].concat() {
+        for (number, line) in source::read(&path)?.lines().enumerate() {
+            let code = line.split("--").next().unwrap_or_default().to_ascii_lowercase();
+            wrong.extend(
+                others
+                    .iter()
+                    .filter(|other| code.contains(*other))
+                    .map(|other| format!("{}:{}: {other}", path.display(), number + 1)),
+            );
+        }
+    }
+    assert!(wrong.is_empty(), "write now() or clock_timestamp():\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// `src/bmdb/lease.rs` is in `bmdb`, `src/proto.rs` in `proto`, `src/lib.rs` in none.
+fn room_of(path: &Path) -> Option<String> {
+    let room = path.components().nth(1)?.as_os_str().to_str()?;
+    let room = room.strip_suffix(".rs").unwrap_or(room);
+    (room != "lib").then(|| room.to_owned())
+}
+
+fn against_the_plan(room: &str, text: &str) -> Vec<String> {
+    let Some((_, may)) = PLAN.iter().find(|(name, _)| *name == room) else {
+        return vec![format!(
+            "the room {room} is not in the plan in tests/all/architecture.rs: say there what it may import"
+        )];
+    };
+    let mut wrong = Vec::new();
+    let code = source::take_apart(text).code;
+    let tokens = tokens(&code);
+    for (at, (line, token)) in tokens.iter().enumerate() {
+        let follows = |offset: usize| tokens.get(at + offset).map_or("", |(_, token)| token.as_str());
+        if token == "super" && follows(1) == "::" && follows(2) == "super" {
+            wrong.push(format!("line {line}: `super::super` hides which room is meant; write `crate::…`"));
+        }
+        let is_root = token == "crate" || (room == "bin" && token == "shepherd");
+        if !is_root || follows(1) != "::" {
+            continue;
+        }
+        for imported in first_segments(&tokens[at + 2..]) {
+            let fault = if imported == "*" {
+                format!("{room} imports every room at once; name what is meant")
+            } else if imported == room || imported == "proto" || may.contains(&imported.as_str()) {
+                continue;
+            } else if !PLAN.iter().any(|(name, _)| *name == imported) {
+                format!(
+                    "{room} imports {imported}, which the plan in tests/all/architecture.rs does not know"
+                )
+            } else {
+                let allowed =
+                    if may.is_empty() { "nothing".to_owned() } else { format!("only {}", may.join(", ")) };
+                format!("{room} imports {imported}, and may import {allowed}")
+            };
+            wrong.push(format!("line {line}: {fault}"));
+        }
+    }
+    wrong
+}
+
+/// What stands right after `crate::`: one name, or the heads of a group.
+fn first_segments(tokens: &[(usize, String)]) -> Vec<String> {
+    if tokens.first().is_none_or(|(_, token)| token != "{") {
+        return tokens.first().map(|(_, token)| token.clone()).into_iter().collect();
+    }
+    let (mut depth, mut head, mut found) = (0_usize, false, Vec::new());
+    for (_, token) in tokens {
+        match token.as_str() {
+            "{" => {
+                depth += 1;
+                head = depth == 1;
+            }
+            "}" => depth -= 1,
+            "," => head = depth == 1,
+            name if head => {
+                found.push(name.to_owned());
+                head = false;
+            }
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    found
+}
+
+/// Words and `::` and single other characters, each with its line.
+fn tokens(code: &str) -> Vec<(usize, String)> {
+    let mut found: Vec<(usize, String)> = Vec::new();
+    let (mut line, mut in_word) = (1, false);
+    for character in code.chars() {
+        let word = character.is_alphanumeric() || character == '_';
+        match found.last_mut() {
+            Some((_, last)) if word && in_word => last.push(character),
+            Some((_, last)) if character == ':' && last == ":" => last.push(':'),
+            _ if character.is_whitespace() => line += usize::from(character == '\n'),
+            _ => found.push((line, character.to_string())),
+        }
+        in_word = word;
+    }
+    found
+}
+
+fn folder_is_embedded(sources: &str, path: &str) -> bool {
+    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    sources.lines().any(|literal| literal.trim_start_matches("./") == folder)
+}
+
+fn lines_with_sql(source: &Source) -> Vec<usize> {
+    // Where a string stands in code, the code has one quotation mark.
+    let before: Vec<&str> = source.code.split('"').collect();
+    let strings = source.strings.iter().zip(before);
+    strings
+        .filter(|((_, literal), before)| is_sql(literal) || (is_sent(before) && starts_a_statement(literal)))
+        .map(|((line, _), _)| *line)
+        .collect()
+}
+
+/// Whether the code before a string hands it to the database.
+fn is_sent(before: &str) -> bool {
+    let line = before.trim_end().rsplit(['\n', ';']).next().unwrap_or_default();
+    line.ends_with('(')
+        && ["query(", "query_as", "query_scalar", "raw_sql(", "query!("]
+            .iter()
+            .any(|call| line.contains(call))
+}
+
+fn starts_a_statement(literal: &str) -> bool {
+    const WORDS: &[&str] = &[
+        "select", "insert", "update", "delete", "with", "create", "drop", "alter", "listen", "notify", "set",
+        "show", "begin", "commit", "lock", "truncate", "explain", "analyze", "vacuum",
+    ];
+    let word = literal.split_whitespace().next().unwrap_or_default().to_ascii_lowercase();
+    WORDS.contains(&word.trim_end_matches(';'))
+}
+
+/// Whether a text is a statement by itself, whatever is done with it.
+fn is_sql(literal: &str) -> bool {
+    let words: Vec<String> = literal.split_whitespace().map(str::to_ascii_lowercase).collect();
+    let word = |at: usize| words.get(at).map_or("", String::as_str);
+    let objects = ["table", "index", "view", "database", "schema", "function", "role", "extension"];
+    match word(0) {
+        "insert" => word(1) == "into",
+        "delete" => word(1) == "from",
+        "update" => word(2) == "set" || word(3) == "set" && word(2).len() == 1,
+        "with" => word(2) == "as" && word(3).starts_with(['(', 'm', 'n']),
+        "select" => words.iter().any(|word| word == "from") && !literal.contains(" the "),
+        "create" | "drop" | "alter" => objects.contains(&word(1)),
+        _ => false,
+    }
+}

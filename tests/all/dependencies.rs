@@ -1,0 +1,54 @@
+//! What each program links, read from `cargo tree`.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+
+use crate::harness::source;
+
+/// The service's own: a role server that linked them would be larger, and could reach what it must not.
+const NOT_ON_A_MACHINE: &[&str] = &["age", "axum", "reqwest", "russh", "sqlx", "sqlx-core", "sqlx-postgres"];
+/// `ring` is the one TLS provider: with two, rustls panics in whoever asks for the default first.
+const OTHER_TLS: &[&str] = &["aws-lc-rs", "aws-lc-sys", "native-tls", "openssl", "openssl-sys"];
+
+#[test]
+fn the_role_server_links_no_sql_no_http_server_and_no_ssh() -> anyhow::Result<()> {
+    let tree = packages(&["--no-default-features", "--features", "roleserver", "--edges", "normal"])?;
+    assert!(tree.contains("tonic") && tree.contains("shepherd"), "not a role server: {tree:?}");
+    assert_eq!(among(&tree, NOT_ON_A_MACHINE), Vec::<&str>::new());
+    Ok(())
+}
+
+#[test]
+fn the_service_links_what_the_role_server_must_not() -> anyhow::Result<()> {
+    // Otherwise the names above are wrong, and the test above cannot fail.
+    let tree = packages(&["--edges", "normal"])?;
+    assert_eq!(among(&tree, NOT_ON_A_MACHINE), NOT_ON_A_MACHINE);
+    Ok(())
+}
+
+#[test]
+fn the_whole_tree_has_one_tls_provider() -> anyhow::Result<()> {
+    let tree = packages(&["--all-features", "--edges", "all"])?;
+    assert!(tree.contains("ring") && tree.contains("rustls"), "no TLS at all: {tree:?}");
+    assert_eq!(among(&tree, OTHER_TLS), Vec::<&str>::new());
+    Ok(())
+}
+
+fn among<'a>(tree: &BTreeSet<String>, names: &[&'a str]) -> Vec<&'a str> {
+    names.iter().copied().filter(|name| tree.contains(*name)).collect()
+}
+
+fn packages(arguments: &[&str]) -> anyhow::Result<BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--offline", "--locked", "--prefix", "none", "--format", "{p}"])
+        .args(arguments)
+        .current_dir(source::root())
+        .stdin(Stdio::null())
+        .output()
+        .context("cargo tree")?;
+    ensure!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout)?;
+    Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
+}

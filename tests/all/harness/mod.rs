@@ -1,0 +1,5 @@
+//! What the tests stand on.
+
+pub(crate) mod mode;
+pub(crate) mod postgres;
+pub(crate) mod source;

@@ -1,0 +1,213 @@
+//! One private PostgreSQL for the whole run, and a database of its own for each test.
+//!
+//! The first test that wants a database starts the server, installs the test clock, runs the
+//! migrations once into a template, and every test gets a copy (about 30 ms). The server ends with
+//! this process, however it ends: see `shepherd::bmdb::private_postgres`.
+//!
+//! A thread of its own, the keeper, makes and drops the databases one after the other. PostgreSQL
+//! wants nobody connected to a template while it is copied, and each test has an async runtime that
+//! ends with it, so no connection can be shared between tests.
+
+use std::path::Path;
+use std::sync::{LazyLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
+use sqlx::migrate::Migrator;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool};
+use tokio::sync::oneshot;
+
+use crate::harness::mode::Mode;
+
+/// How many connections each test that runs beside others may count on.
+const CONNECTIONS_PER_TEST: usize = 60;
+const TEMPLATE: &str = "shepherd_template";
+
+static KEEPER: LazyLock<Result<mpsc::Sender<Request>, String>> = LazyLock::new(start_keeper);
+
+enum Request {
+    Create { name: String, answer: oneshot::Sender<anyhow::Result<Urls>> },
+    Drop { name: String },
+}
+
+struct Urls {
+    plain: String,
+    server: String,
+}
+
+/// A migrated database that belongs to one test. Dropping it drops the database.
+pub(crate) struct TestDatabase {
+    name: String,
+    url: String,
+    mode: Mode,
+    server: String,
+}
+
+impl TestDatabase {
+    /// Copies the template. `test_name` makes the database recognisable to a person with `psql`.
+    pub(crate) async fn create(test_name: &str) -> anyhow::Result<Self> {
+        let mode = Mode::of_this_run()?;
+        let name = database_name(test_name);
+        let (answer, answered) = oneshot::channel();
+        keeper()?.send(Request::Create { name: name.clone(), answer })?;
+        let urls = answered.await.context("the keeper of the test databases ended")??;
+        let url = with_session_settings(&urls.plain, mode);
+        Ok(Self { name, url, mode, server: urls.server })
+    }
+
+    /// The address, which carries the run's mode and the test clock with it: any process that
+    /// connects with it, in this one or a child, has both.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The mode of this run.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The address of the server's maintenance database, for tests that look at the server.
+    pub(crate) fn server_url(&self) -> &str {
+        &self.server
+    }
+
+    /// A pool for a test's own looking and preparing. It ends with the test's runtime.
+    pub(crate) async fn pool(&self) -> anyhow::Result<PgPool> {
+        let options: PgConnectOptions = self.url.parse()?;
+        Ok(PgPoolOptions::new().max_connections(10).connect_with(options).await?)
+    }
+
+    /// Moves the database's clock forward for everyone connected to it.
+    pub(crate) async fn advance(&self, by: Duration) -> anyhow::Result<()> {
+        let options: PgConnectOptions = self.url.parse()?;
+        let mut connection = options.connect().await?;
+        sqlx::query(
+            "SELECT setval('shim.offset_microseconds', \
+             pg_sequence_last_value('shim.offset_microseconds'::regclass) + $1)",
+        )
+        .bind(i64::try_from(by.as_micros())?)
+        .execute(&mut connection)
+        .await?;
+        connection.close().await?;
+        Ok(())
+    }
+}
+
+impl Drop for TestDatabase {
+    fn drop(&mut self) {
+        if let Ok(keeper) = keeper() {
+            // The keeper is gone only when the process ends, and the server with it.
+            let _ = keeper.send(Request::Drop { name: self.name.clone() });
+        }
+    }
+}
+
+fn keeper() -> anyhow::Result<mpsc::Sender<Request>> {
+    KEEPER.clone().map_err(|said| anyhow!("the tests' PostgreSQL: {said}"))
+}
+
+fn start_keeper() -> Result<mpsc::Sender<Request>, String> {
+    let (requests, received) = mpsc::channel();
+    let (started, start) = mpsc::channel();
+    let keep = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = match runtime {
+            Ok(runtime) => runtime,
+            Err(error) => return started.send(Err(anyhow!(error))),
+        };
+        let postgres = match runtime.block_on(prepare()) {
+            Ok(postgres) => postgres,
+            Err(error) => return started.send(Err(error)),
+        };
+        started.send(Ok(()))?;
+        for request in received {
+            runtime.block_on(serve(&postgres, request));
+        }
+        Ok(())
+    };
+    thread::Builder::new()
+        .name("test-databases".to_owned())
+        .spawn(keep)
+        .map_err(|error| error.to_string())?;
+    start.recv().map_err(|error| error.to_string())?.map_err(|error| format!("{error:#}"))?;
+    Ok(requests)
+}
+
+async fn serve(postgres: &PrivatePostgres, request: Request) {
+    match request {
+        Request::Create { name, answer } => {
+            let statement = format!("CREATE DATABASE \"{name}\" TEMPLATE {TEMPLATE}");
+            let created = administer(postgres, statement).await;
+            let urls =
+                created.map(|()| Urls { plain: postgres.url(&name), server: postgres.url("postgres") });
+            // Nobody listens when the test was given up meanwhile; the server's end tidies up.
+            let _ = answer.send(urls);
+        }
+        Request::Drop { name } => {
+            let statement = format!("DROP DATABASE \"{name}\" WITH (FORCE)");
+            if let Err(error) = administer(postgres, statement).await {
+                tracing::warn!(name, "a test database was not dropped: {error:#}");
+            }
+        }
+    }
+}
+
+async fn prepare() -> anyhow::Result<PrivatePostgres> {
+    let options = Options { storage: Storage::ThrowAway, max_connections: server_connections() };
+    let postgres = PrivatePostgres::start(options).await?;
+    administer(&postgres, "CREATE EXTENSION pg_stat_statements".to_owned())
+        .await
+        .context("the module pg_stat_statements, which proves the mode, is part of the server's package")?;
+    postgres.create_database(TEMPLATE).await?;
+    // `public` first, so that tables are made there; what the migrations bind for good (defaults,
+    // views) then still finds the test clock before PostgreSQL's own.
+    let url = format!("{}&options=-c%20search_path=public,shim,pg_catalog", postgres.url(TEMPLATE));
+    let options: PgConnectOptions = url.parse()?;
+    let mut connection = options.connect().await?;
+    sqlx::raw_sql(include_str!("shim.sql")).execute(&mut connection).await.context("shim.sql")?;
+    migrate(&mut connection).await?;
+    connection.close().await?;
+    Ok(postgres)
+}
+
+/// Enough for as many tests as run at once: libtest has a thread per processor unless told otherwise. A
+/// semaphore instead would stop a test that wants two databases from ever getting its second.
+fn server_connections() -> u16 {
+    let told = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse::<usize>().ok());
+    let at_once = told.or_else(|| thread::available_parallelism().ok().map(Into::into)).unwrap_or(4);
+    u16::try_from((at_once + 2) * CONNECTIONS_PER_TEST).unwrap_or(u16::MAX).min(5000)
+}
+
+async fn migrate(connection: &mut PgConnection) -> anyhow::Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
+    if folder.exists() {
+        Migrator::new(folder).await?.run(connection).await?;
+    }
+    Ok(())
+}
+
+async fn administer(postgres: &PrivatePostgres, statement: String) -> anyhow::Result<()> {
+    let options: PgConnectOptions = postgres.url("postgres").parse()?;
+    let mut connection = options.connect().await?;
+    sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut connection).await?;
+    connection.close().await?;
+    Ok(())
+}
+
+fn with_session_settings(url: &str, mode: Mode) -> String {
+    let isolation = mode.isolation().replace(' ', "\\ ");
+    let settings =
+        format!("-c search_path=shim,public,pg_catalog -c default_transaction_isolation={isolation}");
+    format!("{url}&options={}", settings.replace('\\', "%5C").replace(' ', "%20"))
+}
+
+/// A unique plain identifier within PostgreSQL's 63 bytes that begins with the test's name.
+fn database_name(test_name: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
+    let name: String = test_name.chars().map(plain).take(40).collect();
+    let unique = uuid::Uuid::new_v4().simple().to_string();
+    format!("t_{name}_{}", &unique[..12])
+}

@@ -1,0 +1,91 @@
+# shellcheck shell=bash
+# A private PostgreSQL for the tools, listening on a UNIX socket in a 0700 directory only.
+#
+# The programs have one of their own in src/bmdb/private_postgres.rs; these few lines exist because
+# that code cannot be compiled before a database has checked its statements.
+#
+# Sourced, by scripts that run in the root of the checkout.
+
+# Prints the directory of the server programs.
+postgres_bin() {
+    local directory
+    local -a places=()
+    if [[ -n ${SHEPHERD_POSTGRES_BIN:-} ]]; then
+        places=("$SHEPHERD_POSTGRES_BIN")
+    else
+        mapfile -t places < <(printf '%s\n' /usr/lib/postgresql/*/bin /usr/pgsql-*/bin | sort -rV)
+        if command -v initdb >/dev/null; then
+            places=("$(dirname "$(command -v initdb)")" "${places[@]}")
+        fi
+        if command -v pg_config >/dev/null; then
+            places+=("$(pg_config --bindir)")
+        fi
+    fi
+    for directory in "${places[@]}"; do
+        if [[ -x $directory/initdb && -x $directory/pg_ctl && -x $directory/postgres ]]; then
+            printf '%s\n' "$directory"
+            return
+        fi
+    done
+    echo "no PostgreSQL server programs were found (looked in ${places[*]});" \
+        "install them with 'apt-get install postgresql', or name their directory in SHEPHERD_POSTGRES_BIN" >&2
+    return 1
+}
+
+# Runs a command as the user who may run a server: ourselves, or for root somebody else.
+as_server_user() {
+    if [[ $(id -u) -ne 0 ]]; then
+        "$@"
+        return
+    fi
+    local user=postgres
+    id -u "$user" >/dev/null 2>&1 || user=nobody
+    # In a directory that this user can enter.
+    (cd / && exec setpriv --reuid="$user" --regid="$(id -g "$user")" --clear-groups -- "$@")
+}
+
+# Makes a throw-away server and prints its directory.
+postgres_create() {
+    local bin directory
+    bin=$(postgres_bin)
+    directory=$(as_server_user mktemp -d /tmp/shepherd-tools.XXXXXXXX)
+    as_server_user "$bin/initdb" --no-sync --auth=trust --locale=C --encoding=UTF8 --username=postgres \
+        --pgdata="$directory/data" >"$directory/initdb.log"
+    printf '%s\n' "$directory"
+}
+
+# Starts the server of a directory, unless it runs.
+postgres_start() {
+    local bin directory=$1
+    bin=$(postgres_bin)
+    as_server_user "$bin/pg_ctl" -D "$directory/data" status >/dev/null && return
+    as_server_user "$bin/pg_ctl" -D "$directory/data" -l "$directory/server.log" -w -t 120 -s \
+        -o "-k $directory -c listen_addresses= -c unix_socket_permissions=0700 -c port=5432 -c fsync=off" \
+        start </dev/null >/dev/null
+}
+
+# Stops the server of a directory and removes it.
+postgres_remove() {
+    local bin directory=$1
+    if [[ -d $directory/data ]]; then
+        bin=$(postgres_bin)
+        as_server_user "$bin/pg_ctl" -D "$directory/data" -m immediate -w -s stop >/dev/null 2>&1 || true
+    fi
+    rm -rf -- "$directory"
+}
+
+# Prints the address of a database: postgres_url DIRECTORY DATABASE
+postgres_url() {
+    printf 'postgres:///%s?host=%s&port=5432&user=postgres&sslmode=disable\n' "$2" "$1"
+}
+
+# Creates a database with the schema of migrations/: postgres_migrate DIRECTORY DATABASE
+postgres_migrate() {
+    local migration
+    psql -X -q -v ON_ERROR_STOP=1 -c "CREATE DATABASE $2" "$(postgres_url "$1" postgres)"
+    for migration in migrations/*.up.sql; do
+        if [[ -e $migration ]]; then
+            psql -X -q -1 -v ON_ERROR_STOP=1 -f "$migration" "$(postgres_url "$1" "$2")" >/dev/null
+        fi
+    done
+}
