@@ -609,6 +609,9 @@ fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
         Command::new(env!("CARGO_BIN_EXE_shepherd"))
             .args(["simulator", "fault", machine, fault])
             .env("SHEPHERD_SIMULATOR_URL", &url)
+            // A host without certificates of authorities can do plain HTTP all the same.
+            .env("SSL_CERT_FILE", "/nonexistent")
+            .env("SSL_CERT_DIR", "/nonexistent")
             .output()
             .unwrap()
     };
@@ -629,6 +632,37 @@ fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
     let kept = FleetState::load(&state).unwrap().unwrap();
     assert_eq!(kept.machines.len(), 200);
     assert!(kept.machines[199].machine.slow, "what was answered is on disk");
+}
+
+#[tokio::test]
+async fn wrong_flags_are_answered_in_a_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = holder.local_addr().unwrap().to_string();
+    let refused = async |flags: &[&str]| match Running::start(directory.path(), flags).await {
+        Ok(_) => panic!("{flags:?} was taken"),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(
+        refused(&["--listen", "192.0.2.1:0"]).await,
+        "the simulator listens on loopback addresses only, and 192.0.2.1:0 is none; give --listen 127.0.0.1:PORT"
+    );
+    assert_eq!(
+        refused(&["--boot_seconds", "nan"]).await,
+        "--boot_seconds NaN is no duration; give a number from 0 to 3600"
+    );
+    assert_eq!(
+        refused(&["--listen", &taken]).await,
+        format!(
+            "the simulator cannot listen on {taken}: Address already in use (os error 98); stop what has it, or give another --listen"
+        )
+    );
+    drop(holder);
+    let file = directory.path().join("fleet.json");
+    assert!(!file.exists(), "nothing half-done is left behind");
+    std::fs::write(&file, "[]").unwrap();
+    let said = refused(&[]).await;
+    assert!(said.contains("holds no fleet this release can read") && said.contains("move it away"), "{said}");
 }
 
 #[test]
