@@ -44,9 +44,9 @@ use crate::model::ids::IntentId;
 use crate::roleserver::enrolment::Enrolment;
 use crate::simulator::faults::{ApiFault, Fault, ProviderFault};
 use crate::simulator::fleet::Fleet;
+use crate::simulator::host_key;
 use crate::simulator::journal::{Call, Outcome};
 use crate::simulator::machine::{Event, Refusal, State};
-use crate::simulator::ssh;
 use crate::simulator::state::{FleetState, Record};
 
 /// The header in which a caller says who it is.
@@ -432,9 +432,9 @@ fn machine(state: &FleetState, record: &Record) -> Value {
         _ => "Stopped",
     };
     // The provider vouches for the key it delivered the machine with, whatever it presents now.
-    let host_keys: Vec<_> = ssh::public_host_key(state.seed, place, 0)
+    let host_keys: Vec<_> = host_key::public(state.seed, place, 0)
         .into_iter()
-        .map(|(algorithm, blob)| json!({ "algorithm": algorithm, "blob": STANDARD.encode(blob) }))
+        .map(|key| json!({ "algorithm": key.algorithm, "blob": STANDARD.encode(key.key) }))
         .collect();
     json!({
         "id": record.id,

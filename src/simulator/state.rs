@@ -155,7 +155,9 @@ impl FleetState {
         let state: Self = serde_json::from_slice(&text).map_err(unreadable)?;
         if state.version != VERSION {
             let found = state.version;
-            return Err(unreadable(serde::de::Error::custom(format!("it has version {found}, not {VERSION}"))));
+            return Err(unreadable(serde::de::Error::custom(format!(
+                "it has version {found}, not {VERSION}"
+            ))));
         }
         Ok(Some(state))
     }
