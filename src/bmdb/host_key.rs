@@ -30,9 +30,10 @@ impl Bmdb {
             key: HostKey { algorithm: row.algorithm, key: row.public_key },
             source: row.source,
             pinned_at: row.pinned_at,
-            refused: row.refused_key.zip(row.refused_at).map(|(key, at)| {
-                (HostKey { algorithm: row.refused_algorithm.unwrap_or_default(), key }, at)
-            }),
+            refused: row
+                .refused_key
+                .zip(row.refused_at)
+                .map(|(key, at)| (HostKey { algorithm: row.refused_algorithm.unwrap_or_default(), key }, at)),
         }))
     }
 }

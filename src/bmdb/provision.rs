@@ -94,7 +94,12 @@ impl Bmdb {
     }
 
     /// Writes down that a provider gave a whole list.
-    pub async fn provider_listed(&self, provider: &str, kind: &str, machines: usize) -> Result<(), BmdbError> {
+    pub async fn provider_listed(
+        &self,
+        provider: &str,
+        kind: &str,
+        machines: usize,
+    ) -> Result<(), BmdbError> {
         let machines = i64::try_from(machines).unwrap_or(i64::MAX);
         sqlx::query_file!("sql/provision/listed.sql", provider, kind, machines)
             .execute(self.pool())
@@ -104,7 +109,12 @@ impl Bmdb {
     }
 
     /// Writes down that a provider gave no list.
-    pub async fn provider_list_failed(&self, provider: &str, kind: &str, error: &str) -> Result<(), BmdbError> {
+    pub async fn provider_list_failed(
+        &self,
+        provider: &str,
+        kind: &str,
+        error: &str,
+    ) -> Result<(), BmdbError> {
         sqlx::query_file!("sql/provision/list_failed.sql", provider, kind, error)
             .execute(self.pool())
             .await
@@ -114,9 +124,15 @@ impl Bmdb {
 
     /// Writes down why creation from a provider is stopped, or that it is not. Says whether that
     /// is another statement than before.
-    pub async fn set_provisioner_brake(&self, provider: &str, brake: Option<&str>) -> Result<bool, BmdbError> {
+    pub async fn set_provisioner_brake(
+        &self,
+        provider: &str,
+        brake: Option<&str>,
+    ) -> Result<bool, BmdbError> {
         let done = match brake {
-            Some(reason) => sqlx::query_file!("sql/provision/brake.sql", provider, reason).execute(self.pool()).await,
+            Some(reason) => {
+                sqlx::query_file!("sql/provision/brake.sql", provider, reason).execute(self.pool()).await
+            }
             None => sqlx::query_file!("sql/provision/release_brake.sql", provider).execute(self.pool()).await,
         };
         Ok(done.doing("recording a brake")?.rows_affected() > 0)

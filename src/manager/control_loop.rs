@@ -322,7 +322,12 @@ async fn worker<L: ControlLoop>(
         work_under(&*control_loop, &session, &idle, &context).await;
         if session.lost().is_cancelled() {
             let because = session.lost_because().unwrap_or_default();
-            tracing::warn!(loop_name = control_loop.name(), number, because, "replacing a session in a second");
+            tracing::warn!(
+                loop_name = control_loop.name(),
+                number,
+                because,
+                "replacing a session in a second"
+            );
             tokio::select! {
                 () = context.drain.cancelled() => {}
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}

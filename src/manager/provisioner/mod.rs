@@ -78,7 +78,9 @@ pub async fn run(
                     tracing::warn!(provider = name, %error, "cannot close a session; the reaper will");
                 }
             }
-            Err(error) => tracing::warn!(provider = name, %error, "cannot start a session; trying again in a second"),
+            Err(error) => {
+                tracing::warn!(provider = name, %error, "cannot start a session; trying again in a second")
+            }
         }
         pause(&stop, Duration::from_secs(1)).await;
     }
@@ -238,7 +240,9 @@ async fn settle_open(
                 bmdb.settle_intent(*intent, "nothing was made").await?;
             }
             // Unknown is not "nothing": asked again at the next pass.
-            Err(error) => tracing::warn!(provider = lease.name, %intent, %error, "cannot find out what a creation did"),
+            Err(error) => {
+                tracing::warn!(provider = lease.name, %intent, %error, "cannot find out what a creation did")
+            }
         }
     }
     Ok(())
@@ -257,12 +261,7 @@ async fn adopt(
 
 /// Creates one machine. A provider's error skips it and is told; the intent stays open, because
 /// the machine may have been made all the same.
-async fn create(
-    bmdb: &Bmdb,
-    lease: &NamedLease,
-    provider: &dyn Provider,
-    id: &str,
-) -> Result<(), BmdbError> {
+async fn create(bmdb: &Bmdb, lease: &NamedLease, provider: &dyn Provider, id: &str) -> Result<(), BmdbError> {
     let Some(creation) = provider.creation() else { return Ok(()) };
     let intent = bmdb.begin_creation(lease, id).await?;
     match create_at(creation, intent, id).await {
