@@ -292,7 +292,7 @@ fn new_machine(machine: &ProviderMachine, detail: &str) -> NewMachine {
         .take(1)
         .map(|key| FactChange::HostKeyPinned {
             algorithm: key.algorithm.clone(),
-            public_key: key.blob.clone(),
+            public_key: key.key.clone(),
             source: HostKeySource::Provider,
         })
         .collect();
