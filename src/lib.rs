@@ -32,6 +32,8 @@
 
 #[cfg(feature = "bmdb")]
 pub mod bmdb;
+#[cfg(feature = "shepherdctl")]
+pub mod cli;
 pub mod model;
 pub mod proto;
 #[cfg(feature = "shepherd")]
@@ -40,4 +42,5 @@ pub mod providers;
 pub mod roleserver;
 #[cfg(feature = "shepherd")]
 pub mod simulator;
+#[cfg(feature = "shepherd")]
 pub mod takeover;

@@ -5,7 +5,7 @@ mod architecture;
 mod dependencies;
 mod harness;
 mod private_postgres;
-mod test_database;
 mod roleserver;
 mod sshd;
 mod takeover;
+mod test_database;
