@@ -27,8 +27,9 @@ Examples:
 A password is read from ~/.pgpass. Exit code: 0 done, 1 something failed, 2 the command was wrong."
 )]
 pub struct Cli {
-    /// Where the BMDB is: postgres://USER@HOST:5432/DATABASE
+    /// Where the BMDB is
     #[arg(
+        help = "Where the BMDB is: postgres://USER@HOST:5432/DATABASE",
         long = "bmdb_url",
         value_name = "URL",
         env = "SHEPHERD_BMDB_URL",

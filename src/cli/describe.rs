@@ -4,6 +4,8 @@
 //! newer schema is not hidden. Bytes that this release understands (a hardware
 //! report, host keys) are shown as what they mean, others as bytes.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -139,7 +141,7 @@ fn render(view: &MachineView, tags: &[Tag], events: &[HistoryLine]) -> String {
     );
     for tag in tags {
         let title = tag.table.strip_prefix("machine_").unwrap_or(&tag.table);
-        text.push_str(&format!("\n{title}\n"));
+        let _ = write!(text, "\n{title}\n");
         text.push_str(&labelled(2, &columns(tag, now), width));
         let hardware = hardware_of(tag);
         if !hardware.is_empty() {
@@ -147,7 +149,7 @@ fn render(view: &MachineView, tags: &[Tag], events: &[HistoryLine]) -> String {
         }
     }
     for lane in &view.lanes {
-        text.push_str(&format!("\nschedule, lane {}\n", lane.lane));
+        let _ = write!(text, "\nschedule, lane {}\n", lane.lane);
         text.push_str(&labelled(2, &lane_lines(lane, now), width));
     }
     text.push_str(&waits("backoffs", &backoffs(facts, now), now, width));
@@ -156,7 +158,7 @@ fn render(view: &MachineView, tags: &[Tag], events: &[HistoryLine]) -> String {
     if !shown.is_empty() {
         text.push_str("\nlast events, newest first\n");
         for line in table(&timeline::HEADERS, &shown, width.map(|width| width.saturating_sub(2))).lines() {
-            text.push_str(&format!("  {line}\n"));
+            let _ = writeln!(text, "  {line}");
         }
     }
     text
@@ -202,7 +204,7 @@ fn lane_lines(lane: &LaneView, now: Timestamp) -> Vec<(String, String)> {
     let mut add = |label: &str, value: String| lines.push((label.to_owned(), value));
     match (&lane.process, lane.ready_at) {
         (Some(process), Some(at)) if lane.timer => {
-            add("next", format!("{process}, not before {}", both(at, now)))
+            add("next", format!("{process}, not before {}", both(at, now)));
         }
         (Some(process), Some(at)) => add("next", format!("{process} {}", both(at, now))),
         _ => add("next", "nothing by time alone".to_owned()),

@@ -1,5 +1,7 @@
 //! `get`: lists.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -74,10 +76,11 @@ pub async fn machines(bmdb: &Bmdb, filters: &Machines, format: Format) -> Result
     let headers = ["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "WAITS FOR"];
     let mut text = table(&headers, &rows, width());
     if let Some(next) = next {
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "\nfirst {limit}, and there are more: raise --limit, narrow with --phase or --provider, or go on with\n  \
              --after '{next}'\n"
-        ));
+        );
     }
     Ok(text)
 }

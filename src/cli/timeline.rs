@@ -1,10 +1,11 @@
 //! `timeline`: what happened to one machine, newest first, because an operator
 //! reads from the top and asks about the last thing.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect::{self, HistoryLine, MachineName};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
@@ -25,9 +26,7 @@ pub async fn timeline(bmdb: &Bmdb, machine: &str, limit: u32, format: Format) ->
     let name = find(bmdb, machine).await?;
     let id = id_of(&name);
     let mut events = bmdb
-        .inspect(move |tx| {
-            Box::pin(async move { Ok::<_, BmdbError>(inspect::history(tx, id, i64::from(limit) + 1).await?) })
-        })
+        .inspect(move |tx| Box::pin(async move { inspect::history(tx, id, i64::from(limit) + 1).await }))
         .await?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let more = events.len() > limit;
@@ -40,7 +39,7 @@ pub async fn timeline(bmdb: &Bmdb, machine: &str, limit: u32, format: Format) ->
     }
     let mut text = table(&HEADERS, &rows(&events), width());
     if more {
-        text.push_str(&format!("\nthe newest {limit}, and there are older ones: raise --limit\n"));
+        let _ = write!(text, "\nthe newest {limit}, and there are older ones: raise --limit\n");
     }
     Ok(text)
 }

@@ -10,6 +10,7 @@
 //! is waited for, until when and what happens then, what failed and how often,
 //! who works on it, and the commands that would help *this* machine.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -218,10 +219,10 @@ fn working(lane: &LaneView, now: Timestamp) -> Option<String> {
     let unknown = || "a component that is not known".to_owned();
     let mut who = holder.component.clone().unwrap_or_else(unknown);
     if let Some(host) = &holder.host {
-        who.push_str(&format!(" on {host}"));
+        let _ = write!(who, " on {host}");
     }
     if let Some(pid) = holder.pid {
-        who.push_str(&format!(", pid {pid}"));
+        let _ = write!(who, ", pid {pid}");
     }
     let session = match (holder.session_closed_at, holder.session_deadline) {
         (Some(at), _) => format!("ended {}, so that this is about to be freed", relative(at, now)),
@@ -409,12 +410,12 @@ pub fn render(why: &Why, width: Option<usize>) -> String {
     let short = why.name.short();
     let id = why.name.machine.to_string();
     let mut text = if short == id { format!("{id}\n") } else { format!("{short}  {id}\n") };
-    text.push_str(&match why.since {
+    let _ = match why.since {
         Some(since) if since <= now => {
-            format!("{} for {}, since {}\n\n", why.phase, rough_since(since, now), absolute(since))
+            write!(text, "{} for {}, since {}\n\n", why.phase, rough_since(since, now), absolute(since))
         }
-        _ => format!("{}\n\n", why.phase),
-    });
+        _ => write!(text, "{}\n\n", why.phase),
+    };
     let mut lines: Vec<(String, String)> = Vec::new();
     let mut add = |label: &str, value: String| lines.push((label.to_owned(), value));
     for work in &why.work {
@@ -442,7 +443,7 @@ pub fn render(why: &Why, width: Option<usize>) -> String {
     if !why.advice.is_empty() {
         text.push_str("\nWhat would help:\n");
         for advice in &why.advice {
-            text.push_str(&format!("  {}\n", advice.command));
+            let _ = writeln!(text, "  {}", advice.command);
             text.push_str(&labelled(4, &[(String::new(), advice.when.clone())], width));
         }
     }
