@@ -21,6 +21,7 @@ use uuid::Uuid;
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
+use crate::bmdb::host_key::PinnedHostKey;
 use crate::bmdb::policy::policy_of_version;
 use crate::model::host_key::HostKey;
 use crate::model::ids::MachineId;
@@ -150,25 +151,12 @@ pub struct LaneView {
     pub work: Option<Holder>,
 }
 
-/// The host keys of a machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostKeys {
-    /// The believed one.
-    pub pinned: HostKey,
-    /// Why it is believed.
-    pub source: String,
-    /// Since when.
-    pub pinned_at: Timestamp,
-    /// One that was offered instead, and when.
-    pub refused: Option<(HostKey, Timestamp)>,
-}
-
 /// A brake that is on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BrakeLine {
     /// What it stops.
     pub kind: String,
-    /// Whose: a provider, or all.
+    /// Whose: a provider, or `*` for all.
     pub scope: String,
     /// Why.
     pub reason: String,
@@ -211,7 +199,7 @@ pub struct MachineView {
     /// Both lanes.
     pub lanes: Vec<LaneView>,
     /// Host keys, once one was seen.
-    pub host_keys: Option<HostKeys>,
+    pub host_keys: Option<PinnedHostKey>,
     /// Brakes that are on, of any kind and scope.
     pub brakes: Vec<BrakeLine>,
     /// Open sessions of all processes, counted up to 1,000.
@@ -583,11 +571,10 @@ async fn lanes(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<LaneView
         .collect())
 }
 
-async fn host_keys(tx: &mut PgConnection, machine: MachineId) -> Result<Option<HostKeys>, BmdbError> {
-    let row =
-        sqlx::query_file!("sql/change/host_key_read.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
-    Ok(row.map(|row| HostKeys {
-        pinned: HostKey { algorithm: row.algorithm, key: row.public_key },
+async fn host_keys(tx: &mut PgConnection, machine: MachineId) -> Result<Option<PinnedHostKey>, BmdbError> {
+    let row = sqlx::query_file!("sql/facts/host_key.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
+    Ok(row.map(|row| PinnedHostKey {
+        key: HostKey { algorithm: row.algorithm, key: row.public_key },
         source: row.source,
         pinned_at: row.pinned_at,
         refused: row

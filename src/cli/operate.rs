@@ -239,14 +239,14 @@ pub async fn allow_host_key(
         )));
     };
     let Some((refused, _)) = keys.refused else {
-        if keys.pinned.fingerprint() == fingerprint {
+        if keys.key.fingerprint() == fingerprint {
             let done = Done { changed: false, said: "believes that key already; nothing was changed".into() };
             return told(name, done, format);
         }
         return Err(CliError::Wrong(format!(
             "no SSH host key of {} was refused; pinned is {}",
             name.short(),
-            keys.pinned
+            keys.key
         )));
     };
     if refused.fingerprint() != fingerprint {
@@ -258,7 +258,7 @@ pub async fn allow_host_key(
     }
     // The key is named by its fingerprint, so whatever happens between reading and writing, the one
     // pinned is the one that the person meant.
-    let (pinned, by) = (keys.pinned.fingerprint(), by(&who(), arguments.reason.as_deref()));
+    let (pinned, by) = (keys.key.fingerprint(), by(&who(), arguments.reason.as_deref()));
     let done = bmdb
         .change_machine(id_of(&name), move |snapshot| {
             let mut changes = vec![FactChange::HostKeyPinned {

@@ -16,7 +16,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::inspect::{HostKeys, LaneView, MachineName, MachineView};
+use crate::bmdb::host_key::PinnedHostKey;
+use crate::bmdb::inspect::{LaneView, MachineName, MachineView};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::{find, id_of};
@@ -256,7 +257,7 @@ fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
     notes.extend(silence(facts, due, now));
     for brake in &view.brakes {
         let ours = facts.provided.as_ref().is_some_and(|provided| provided.provider == brake.scope);
-        if ours || brake.scope.is_empty() || brake.scope == "all" {
+        if ours || brake.scope == "*" {
             notes.push(format!(
                 "a brake on {} is on for {}: {}",
                 brake.kind,
@@ -294,10 +295,10 @@ fn ladder(recovery: &Recovery, policy: &Policy, now: Timestamp) -> String {
 }
 
 /// Offered, pinned, when.
-fn refused(keys: Option<&HostKeys>) -> Option<(String, String, Timestamp)> {
+fn refused(keys: Option<&PinnedHostKey>) -> Option<(String, String, Timestamp)> {
     let keys = keys?;
     let (offered, at) = keys.refused.as_ref()?;
-    Some((offered.to_string(), keys.pinned.to_string(), *at))
+    Some((offered.to_string(), keys.key.to_string(), *at))
 }
 
 /// A hold that is not itself the reason waited for.
