@@ -14,7 +14,40 @@ pub struct LiveCounts {
     pub sessions: i64,
 }
 
+/// A machine that is not Ready, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotReady {
+    /// Its provider's name for it, or its id.
+    pub name: String,
+    /// Its indexed phase.
+    pub phase: String,
+    /// What it waits for.
+    pub reason: String,
+    /// What failed last, if something did.
+    pub cause: Option<String>,
+    /// `file:line` of the decision.
+    pub decided_at: String,
+}
+
 impl Bmdb {
+    /// Machines that are not Ready, `limit` of them at the most.
+    pub async fn not_ready(&self, limit: i64) -> Result<Vec<NotReady>, BmdbError> {
+        let rows = sqlx::query_file!("sql/fleet/not_ready.sql", limit)
+            .fetch_all(self.pool())
+            .await
+            .doing("listing machines that are not ready")?;
+        Ok(rows
+            .into_iter()
+            .map(|row| NotReady {
+                name: row.provider_id.unwrap_or_else(|| row.machine_id.to_string()),
+                phase: row.phase_index,
+                reason: row.reason,
+                cause: row.cause,
+                decided_at: row.decided_at,
+            })
+            .collect())
+    }
+
     /// Counts live work and open sessions.
     pub async fn live_counts(&self) -> Result<LiveCounts, BmdbError> {
         let row = sqlx::query_file!("sql/fleet/live_counts.sql")

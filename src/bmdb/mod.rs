@@ -11,6 +11,8 @@
 //! * A **fact** changes ([`change`]) only in a transaction that holds the
 //!   machine's due rows and writes its [`schedule`] anew before it commits. The
 //!   [`sweeper`] proves that nobody forgot.
+//! * A **heartbeat** is stored in groups (`group_commit`) as long as it changes nothing but a time, and
+//!   else judged singly (`heartbeat`).
 //! * An **intent** ([`intent`]) records an outward action before it is taken.
 //!
 //! # Rules that hold everywhere
@@ -28,11 +30,17 @@ pub mod claim;
 pub mod connection;
 pub mod error;
 pub mod facts;
+#[cfg(feature = "shepherd")]
+pub mod group_commit;
+#[cfg(feature = "shepherd")]
+pub mod heartbeat;
 pub mod host_key;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
 pub mod live;
+#[cfg(feature = "shepherd")]
+pub mod metrics;
 pub mod policy;
 pub mod postgres_programs;
 pub mod private_postgres;
@@ -40,9 +48,12 @@ mod private_postgres_directory;
 pub mod provision;
 pub mod reaper;
 pub mod schedule;
+#[cfg(feature = "shepherd")]
+pub mod secret;
 pub mod session;
 pub mod setup;
 pub mod silence;
 pub mod sweeper;
+pub mod url;
 pub mod wakeup;
 pub mod work;

@@ -9,6 +9,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::bmdb::metrics::{ByComponent, ByProcess, ByProcessAndResult, Metrics};
+use crate::model::process::Process;
+
 /// How a work item ended, as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum WorkResult {
@@ -26,19 +29,33 @@ pub enum WorkResult {
     Lost,
 }
 
+impl WorkResult {
+    /// The label's value.
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::PutOff => "put-off",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Panicked => "panicked",
+            Self::Lost => "lost",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LoopLabel {
-    r#loop: String,
+    r#loop: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EndLabel {
-    r#loop: String,
+    r#loop: &'static str,
     result: WorkResult,
 }
 
 /// What housekeeping counts.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct HousekeepingMetrics {
     /// Lanes whose schedule contradicted their facts. Must read 0.
     pub drift: Counter,
@@ -50,14 +67,12 @@ pub struct HousekeepingMetrics {
     pub work_freed: Counter,
 }
 
-/// The families all loops share.
+/// What all loops of a process count.
 #[derive(Clone, Debug)]
 pub struct ManagerMetrics {
-    sessions: Family<LoopLabel, Counter>,
-    started: Family<LoopLabel, Counter>,
+    common: Metrics,
     active: Family<LoopLabel, Gauge>,
-    ended: Family<EndLabel, Counter>,
-    duration: Family<EndLabel, Histogram>,
+    duration: Family<EndLabel, Histogram, fn() -> Histogram>,
     contended: Family<LoopLabel, Counter>,
     source_failed: Family<LoopLabel, Counter>,
     /// What housekeeping counts.
@@ -68,65 +83,54 @@ pub struct ManagerMetrics {
 const DURATION_BOUNDS: [f64; 10] = [0.01, 0.05, 0.2, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0];
 
 impl ManagerMetrics {
-    /// Makes the families and registers them.
-    pub fn register(registry: &mut Registry) -> Self {
+    /// Adds the loops' families to what the process counts.
+    #[must_use]
+    pub fn register(common: &Metrics) -> Self {
+        let housekeeping = HousekeepingMetrics {
+            drift: common.schedule_drift.clone(),
+            repaired: Counter::default(),
+            sessions_expired: Counter::default(),
+            work_freed: Counter::default(),
+        };
         let metrics = Self {
-            sessions: Family::default(),
-            started: Family::default(),
+            common: common.clone(),
             active: Family::default(),
-            ended: Family::default(),
             duration: Family::new_with_constructor(|| Histogram::new(DURATION_BOUNDS)),
             contended: Family::default(),
             source_failed: Family::default(),
-            housekeeping: HousekeepingMetrics::default(),
+            housekeeping,
         };
-        let house = &metrics.housekeeping;
-        for (name, help, metric) in [
-            ("shepherd_sessions_started", "Sessions started by workers", metrics.sessions.clone()),
-            ("shepherd_work_started", "Work items claimed", metrics.started.clone()),
-            (
-                "shepherd_claims_contended",
-                "Claims that found work and lost it to others",
-                metrics.contended.clone(),
-            ),
-            ("shepherd_source_failures", "Failures to ask the BMDB for work", metrics.source_failed.clone()),
-        ] {
-            registry.register(name, help, metric);
-        }
-        registry.register("shepherd_work_active", "Work items being handled", metrics.active.clone());
-        registry.register("shepherd_work_ended", "Work items ended, by result", metrics.ended.clone());
-        registry.register(
-            "shepherd_work_duration_seconds",
-            "Time from claim to end",
-            metrics.duration.clone(),
-        );
-        for (name, help, metric) in [
-            (
-                "shepherd_schedule_drift",
-                "Lanes whose schedule contradicted their facts; must be 0",
-                house.drift.clone(),
-            ),
-            (
-                "shepherd_schedule_repaired",
-                "Machines whose schedule the sweeper wrote anew",
-                house.repaired.clone(),
-            ),
-            (
-                "shepherd_sessions_expired",
-                "Sessions closed because their deadline passed",
-                house.sessions_expired.clone(),
-            ),
-            ("shepherd_work_freed", "Work items freed from lost sessions", house.work_freed.clone()),
-        ] {
-            registry.register(name, help, metric);
-        }
+        common.register(|registry| metrics.register_own(registry));
         metrics
+    }
+
+    fn register_own(&self, registry: &mut Registry) {
+        let house = &self.housekeeping;
+        registry.register("work_active", "Work items being handled", self.active.clone());
+        registry.register("work_duration_seconds", "Time from claim to end", self.duration.clone());
+        registry.register(
+            "claims_contended",
+            "Claims that lost all they found to others",
+            self.contended.clone(),
+        );
+        registry.register("source_failures", "Failures to ask the BMDB for work", self.source_failed.clone());
+        registry.register(
+            "schedule_repaired",
+            "Machines whose schedule was written anew",
+            house.repaired.clone(),
+        );
+        registry.register(
+            "sessions_expired",
+            "Sessions closed at their deadline",
+            house.sessions_expired.clone(),
+        );
+        registry.register("work_freed", "Work items freed from lost sessions", house.work_freed.clone());
     }
 
     /// The view of one loop.
     #[must_use]
-    pub fn of(&self, name: &'static str) -> LoopMetrics {
-        LoopMetrics { name, families: self.clone() }
+    pub fn of(&self, name: &'static str, process: Process) -> LoopMetrics {
+        LoopMetrics { name, process: process.as_str(), families: self.clone() }
     }
 }
 
@@ -134,20 +138,22 @@ impl ManagerMetrics {
 #[derive(Clone, Debug)]
 pub struct LoopMetrics {
     name: &'static str,
+    process: &'static str,
     families: ManagerMetrics,
 }
 
 impl LoopMetrics {
-    fn label(&self) -> LoopLabel {
-        LoopLabel { r#loop: self.name.to_owned() }
+    const fn label(&self) -> LoopLabel {
+        LoopLabel { r#loop: self.name }
     }
 
     pub(crate) fn session_started(&self) {
-        self.families.sessions.get_or_create(&self.label()).inc();
+        self.families.common.sessions_started.get_or_create(&ByComponent { component: self.name }).inc();
     }
 
     pub(crate) fn claimed(&self, count: usize) {
-        self.families.started.get_or_create(&self.label()).inc_by(count as u64);
+        let process = ByProcess { process: self.process };
+        self.families.common.work_started.get_or_create(&process).inc_by(count as u64);
         self.families.active.get_or_create(&self.label()).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
@@ -160,9 +166,10 @@ impl LoopMetrics {
     }
 
     pub(crate) fn ended(&self, result: WorkResult, took: Duration) {
-        let label = EndLabel { r#loop: self.name.to_owned(), result };
         self.families.active.get_or_create(&self.label()).dec();
-        self.families.ended.get_or_create(&label).inc();
+        let ended = ByProcessAndResult { process: self.process, result: result.as_str() };
+        self.families.common.work_finished.get_or_create(&ended).inc();
+        let label = EndLabel { r#loop: self.name, result };
         self.families.duration.get_or_create(&label).observe(took.as_secs_f64());
     }
 }

@@ -8,9 +8,13 @@
 //! * [`configuration`]: the same said in a TOML file, and providers.
 //! * [`plan`]: flags and file checked and turned into what will run; what
 //!   `--check` prints.
+//! * [`check`]: the same, having looked.
+//! * [`callback`]: the callback server of this process.
 //! * [`run`]: running it.
 //! * [`demo`]: a fleet in a box.
 
+pub mod callback;
+pub mod check;
 pub mod configuration;
 pub mod demo;
 pub mod failure;

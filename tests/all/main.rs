@@ -2,6 +2,7 @@
 //! module per capability.
 
 mod architecture;
+mod callback;
 mod dependencies;
 mod harness;
 mod private_postgres;
