@@ -5,6 +5,7 @@ mod architecture;
 mod callback;
 mod dependencies;
 mod harness;
+mod heartbeats;
 mod private_postgres;
 mod providers;
 mod roleserver;
