@@ -2,10 +2,12 @@
 //! module per capability.
 
 mod architecture;
+mod bmdb_kit;
+mod bmdb_races;
 mod dependencies;
 mod harness;
 mod private_postgres;
-mod test_database;
 mod roleserver;
 mod sshd;
 mod takeover;
+mod test_database;
