@@ -28,6 +28,7 @@ pub mod claim;
 pub mod connection;
 pub mod error;
 pub mod facts;
+pub mod fleet;
 pub mod intent;
 pub mod keeper;
 pub mod lease;

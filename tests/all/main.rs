@@ -3,6 +3,7 @@
 
 mod architecture;
 mod bmdb_kit;
+mod bmdb_phase_twin;
 mod bmdb_races;
 mod dependencies;
 mod harness;
