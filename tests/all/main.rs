@@ -6,6 +6,7 @@ mod bmdb_kit;
 mod bmdb_phase_twin;
 mod bmdb_races;
 mod callback;
+mod cli;
 mod dependencies;
 mod harness;
 mod heartbeats;
