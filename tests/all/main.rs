@@ -3,7 +3,9 @@
 
 mod architecture;
 mod bmdb_kit;
+mod bmdb_outages;
 mod bmdb_phase_twin;
+mod bmdb_proxy;
 mod bmdb_races;
 mod dependencies;
 mod harness;
