@@ -142,7 +142,12 @@ impl Access {
     }
 
     /// Runs an argument vector on the machine. A connection that drops under a reboot is success.
-    pub async fn run(&self, work: &Work, snapshot: &Snapshot, argv: &[String]) -> Result<String, HandlerError> {
+    pub async fn run(
+        &self,
+        work: &Work,
+        snapshot: &Snapshot,
+        argv: &[String],
+    ) -> Result<String, HandlerError> {
         let target = self.target(snapshot)?;
         let expectation = self.expectation(work).await?;
         work.may_call_out()?;
@@ -156,9 +161,12 @@ impl Access {
             .map_err(|error| HandlerError::new(error.to_string()))?;
         match outcome {
             RunOutcome::Finished(output) if output.success() => Ok("the command succeeded".to_owned()),
-            RunOutcome::Finished(output) => {
-                Err(HandlerError::new(format!("{} failed on {}: {}", argv.join(" "), target.address(), output.summary())))
-            }
+            RunOutcome::Finished(output) => Err(HandlerError::new(format!(
+                "{} failed on {}: {}",
+                argv.join(" "),
+                target.address(),
+                output.summary()
+            ))),
             RunOutcome::Unknown { .. } => Ok("the connection dropped while the command ran".to_owned()),
         }
     }

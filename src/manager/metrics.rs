@@ -108,10 +108,22 @@ impl ManagerMetrics {
         let house = &self.housekeeping;
         registry.register("work_active", "Work items being handled", self.active.clone());
         registry.register("work_duration_seconds", "Time from claim to end", self.duration.clone());
-        registry.register("claims_contended", "Claims that lost all they found to others", self.contended.clone());
+        registry.register(
+            "claims_contended",
+            "Claims that lost all they found to others",
+            self.contended.clone(),
+        );
         registry.register("source_failures", "Failures to ask the BMDB for work", self.source_failed.clone());
-        registry.register("schedule_repaired", "Machines whose schedule was written anew", house.repaired.clone());
-        registry.register("sessions_expired", "Sessions closed at their deadline", house.sessions_expired.clone());
+        registry.register(
+            "schedule_repaired",
+            "Machines whose schedule was written anew",
+            house.repaired.clone(),
+        );
+        registry.register(
+            "sessions_expired",
+            "Sessions closed at their deadline",
+            house.sessions_expired.clone(),
+        );
         registry.register("work_freed", "Work items freed from lost sessions", house.work_freed.clone());
     }
 

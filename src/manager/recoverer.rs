@@ -93,9 +93,9 @@ impl Recoverer {
             .provided
             .clone()
             .ok_or_else(|| HandlerError::new("no provider has handed the machine over"))?;
-        let provider = self.providers.get(&provided.provider).cloned();
+        let source = self.providers.get(&provided.provider).cloned();
         let mut rungs = None;
-        if let Some(provider) = &provider {
+        if let Some(provider) = &source {
             work.may_call_out()?;
             match provider.rungs(&provided.provider_id).await {
                 Ok(found) => rungs = Some(found),
@@ -108,7 +108,7 @@ impl Recoverer {
             reboot: rungs.as_ref().is_some_and(Rungs::can_reboot),
             power_cycle: rungs.as_ref().is_some_and(Rungs::can_power_cycle),
         };
-        Ok(Means { provided, provider, rungs, steps })
+        Ok(Means { provided, provider: source, rungs, steps })
     }
 
     async fn act(
@@ -174,7 +174,8 @@ impl Recoverer {
                 }
                 Some(RebootMethod::Provider) => {
                     let control = means.provider.as_ref().and_then(|provider| provider.reboot());
-                    let control = control.ok_or_else(|| HandlerError::new("the provider cannot reboot it"))?;
+                    let control =
+                        control.ok_or_else(|| HandlerError::new("the provider cannot reboot it"))?;
                     control.reboot(id, intent).await.map_err(|error| HandlerError::new(error.to_string()))?;
                     Ok((Vec::new(), "the provider took the order".to_owned()))
                 }
@@ -183,7 +184,8 @@ impl Recoverer {
             },
             Disturbance::PowerCycle => {
                 let control = means.provider.as_ref().and_then(|provider| provider.power());
-                let control = control.ok_or_else(|| HandlerError::new("the provider has no power over it"))?;
+                let control =
+                    control.ok_or_else(|| HandlerError::new("the provider has no power over it"))?;
                 control
                     .power(id, PowerAction::Cycle, intent)
                     .await
@@ -199,8 +201,12 @@ impl Recoverer {
             return Handled::finished(Vec::new(), "the ladder was over");
         };
         let (mut changes, note) = match self.access.enroll(work, snapshot).await {
-            Ok(changes) => (changes, "the agent was put on it after the reboot; waits for its report".to_owned()),
-            Err(HandlerError { cause, changes, .. }) => (changes, format!("waits for it to come up: {cause}")),
+            Ok(changes) => {
+                (changes, "the agent was put on it after the reboot; waits for its report".to_owned())
+            }
+            Err(HandlerError { cause, changes, .. }) => {
+                (changes, format!("waits for it to come up: {cause}"))
+            }
         };
         let deadline = recovery.acted.as_ref().map_or(snapshot.now, |acted| acted.deadline);
         let next_at = look_again(snapshot.now, deadline, left);
@@ -230,9 +236,17 @@ fn after_step(
             // A try that failed outright has no report to wait for: the next one comes after a
             // pause, not after the deadline.
             let note = format!("{tried}: {cause}");
-            let acted = recovery.acted.clone().map(|acted| crate::model::facts::Acted { deadline: now, ..acted });
-            let pause = Span(between(now, look_again(now, deadline, what.deadline)).max(std::time::Duration::from_secs(1)));
-            changes.push(FactChange::Recovery(Recovery { acted, next_at: now, note: note.clone(), ..recovery }));
+            let acted =
+                recovery.acted.clone().map(|acted| crate::model::facts::Acted { deadline: now, ..acted });
+            let pause = Span(
+                between(now, look_again(now, deadline, what.deadline)).max(std::time::Duration::from_secs(1)),
+            );
+            changes.push(FactChange::Recovery(Recovery {
+                acted,
+                next_at: now,
+                note: note.clone(),
+                ..recovery
+            }));
             Err(HandlerError {
                 cause: note,
                 backoff: Some(Backoff { initial: pause, maximum: pause, exponent: 1.0 }),

@@ -138,6 +138,9 @@ mod tests {
     fn machine_that_the_provider_lost_keeps_its_address() {
         let (details, unchanged) = compare(&known(), None);
         assert!(!unchanged);
-        assert_eq!((details.status, details.address.as_deref()), (ProviderStatus::Missing, Some("192.0.2.1")));
+        assert_eq!(
+            (details.status, details.address.as_deref()),
+            (ProviderStatus::Missing, Some("192.0.2.1"))
+        );
     }
 }

@@ -43,7 +43,10 @@ impl Callback {
 
 /// How often one agent may call: far above any heartbeat interval, far below what hurts.
 fn agent_rate() -> Rate {
-    Rate { period: Span(std::time::Duration::from_millis(200)), burst: std::num::NonZeroU32::MIN.saturating_add(19) }
+    Rate {
+        period: Span(std::time::Duration::from_millis(200)),
+        burst: std::num::NonZeroU32::MIN.saturating_add(19),
+    }
 }
 
 /// Starts what the plan wants to listen. Where this process hears no agents itself, it still
@@ -57,7 +60,8 @@ pub async fn start(
 ) -> Result<Callback, Failure> {
     let stop = CancellationToken::new();
     let certificate = certificate_source(plan, secrets)?;
-    let mut callback = Callback { agents: None, metrics: None, stop: stop.clone(), ca_certificates: Vec::new() };
+    let mut callback =
+        Callback { agents: None, metrics: None, stop: stop.clone(), ca_certificates: Vec::new() };
     let started = start_parts(plan, bmdb, sessions, certificate, metrics, &mut callback).await;
     if let Err(error) = started {
         callback.stop().await;
@@ -107,7 +111,9 @@ fn certificate_source(plan: &ServicePlan, secrets: Option<&Path>) -> Result<Cert
         });
     }
     let path = secrets.ok_or_else(|| {
-        Failure::usage("give --secrets_key_path FILE: the key that seals the callback server's CA, made if absent")
+        Failure::usage(
+            "give --secrets_key_path FILE: the key that seals the callback server's CA, made if absent",
+        )
     })?;
     let key = SecretsKey::open(path).map_err(|error| Failure::usage(error.to_string()))?;
     Ok(CertificateSource::Shared(Arc::new(key)))

@@ -31,7 +31,9 @@ pub async fn check(plan: &ServicePlan) -> Result<String, Failure> {
                      was upgraded by a newer shepherd; start that release instead"
                 )));
             }
-            _ if version < known => format!("schema version {version}; the first start upgrades it to {known}"),
+            _ if version < known => {
+                format!("schema version {version}; the first start upgrades it to {known}")
+            }
             _ => format!("schema version {version}, as this release needs it"),
         });
     }
@@ -42,7 +44,12 @@ pub async fn check(plan: &ServicePlan) -> Result<String, Failure> {
     }
     if let Some(path) = &plan.flags.agent_executable_path {
         let agent = AgentBinary::load(path).await.map_err(|error| Failure::usage(error.to_string()))?;
-        found(format!("an agent for {}, {} bytes, SHA-256 {}", agent.architecture(), agent.size(), agent.sha256()));
+        found(format!(
+            "an agent for {}, {} bytes, SHA-256 {}",
+            agent.architecture(),
+            agent.size(),
+            agent.sha256()
+        ));
     }
     if let Some(path) = plan.flags.ssh_key_path.as_deref() {
         if path.exists() {

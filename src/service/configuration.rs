@@ -86,7 +86,8 @@ pub fn read(path: &Path, given: &[OsString]) -> Result<ConfigurationFile, Failur
     let shown = path.display();
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("cannot read the configuration file {shown}: {error}")))?;
-    parse(&text, &taken(given)).map_err(|problem| Failure::usage(format!("the configuration file {shown}: {problem}")))
+    parse(&text, &taken(given))
+        .map_err(|problem| Failure::usage(format!("the configuration file {shown}: {problem}")))
 }
 
 /// Names of the flags that count before the file.
@@ -101,16 +102,17 @@ fn taken(given: &[OsString]) -> BTreeSet<String> {
 }
 
 fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, String> {
-    let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string().trim().to_owned())?;
+    let mut table: toml::Table =
+        text.parse().map_err(|error: toml::de::Error| error.to_string().trim().to_owned())?;
     let mut file = ConfigurationFile::default();
     if let Some(providers) = table.remove("provider") {
         let toml::Value::Array(providers) = providers else {
             return Err("provider is one table; write [[provider]], with two brackets, for each".to_owned());
         };
         for (number, provider) in providers.into_iter().enumerate() {
-            let provider = provider
-                .try_into()
-                .map_err(|error: toml::de::Error| format!("provider number {}: {}", number + 1, error.message()))?;
+            let provider = provider.try_into().map_err(|error: toml::de::Error| {
+                format!("provider number {}: {}", number + 1, error.message())
+            })?;
             file.providers.push(provider);
         }
     }
@@ -171,13 +173,16 @@ mod tests {
         let text = "ssh-user = \"admin\"\ninitializer_loop_parallelism = 10\nbmdb_eat_my_data = true\n\
                     agent_endpoint = [\"a:1\", \"b:2\"]\n";
         let all = arguments(text, &[]).unwrap();
-        assert_eq!(all, [
-            "--agent_endpoint=a:1",
-            "--agent_endpoint=b:2",
-            "--bmdb_eat_my_data",
-            "--initializer_loop_parallelism=10",
-            "--ssh_user=admin"
-        ]);
+        assert_eq!(
+            all,
+            [
+                "--agent_endpoint=a:1",
+                "--agent_endpoint=b:2",
+                "--bmdb_eat_my_data",
+                "--initializer_loop_parallelism=10",
+                "--ssh_user=admin"
+            ]
+        );
         assert_eq!(arguments(text, &["ssh_user", "agent_endpoint"]).unwrap().len(), 2);
     }
 

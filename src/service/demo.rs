@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -28,6 +29,7 @@ use crate::service::plan::plan;
 use crate::service::run::{OpenDatabase, Running, open_database, signals, start};
 
 /// How the demo is run.
+#[expect(clippy::doc_markdown, reason = "the documentation of each is its help text, which shows no marks")]
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct DemoFlags {
@@ -93,13 +95,16 @@ pub async fn run(demo: DemoFlags) -> Result<(), Failure> {
     logging::start(flags::LogFormat::Text, "off");
     let (mut terminate, mut interrupt) = signals()?;
     let scratch = scratch(&demo)?;
-    say(&format!("A fleet of {} simulated machines, a private PostgreSQL, and the whole service:", demo.machines))?;
+    say(&format!(
+        "A fleet of {} simulated machines, a private PostgreSQL, and the whole service:",
+        demo.machines
+    ))?;
     say("  starting PostgreSQL and the simulator …")?;
     let me = std::env::current_exe()
         .map_err(|error| Failure::failed(format!("cannot find this program's own file: {error}")))?;
     let (mut simulator, url) = start_simulator(&me, &demo, &scratch.path).await?;
     let outcome = tokio::select! {
-        outcome = with_simulator(&demo, &me, &url) => outcome,
+        outcome = with_simulator(&me, &url) => outcome,
         _ = simulator.wait() => Err(Failure::failed(format!(
             "the simulator ended by itself; it said:\n{}",
             tail(&scratch.path.join("simulator.log"))
@@ -125,12 +130,14 @@ pub async fn run(demo: DemoFlags) -> Result<(), Failure> {
 }
 
 fn say(line: &str) -> Result<(), Failure> {
-    writeln!(std::io::stdout(), "{line}").map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))
+    writeln!(std::io::stdout(), "{line}")
+        .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))
 }
 
 fn scratch(demo: &DemoFlags) -> Result<Scratch, Failure> {
     let Some(path) = demo.dir.clone() else {
-        let path = std::env::temp_dir().join(format!("shepherd-demo-{}", crate::model::ids::ProcessId::generate()));
+        let path =
+            std::env::temp_dir().join(format!("shepherd-demo-{}", crate::model::ids::ProcessId::generate()));
         make(&path)?;
         return Ok(Scratch { path, keep: false });
     };
@@ -138,7 +145,10 @@ fn scratch(demo: &DemoFlags) -> Result<Scratch, Failure> {
         for name in ["simulator.json", "simulator.json.calls.jsonl", "simulator.log"] {
             match std::fs::remove_file(path.join(name)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Failure::failed(format!("cannot remove {name} in {}: {error}", path.display())));
+                    return Err(Failure::failed(format!(
+                        "cannot remove {name} in {}: {error}",
+                        path.display()
+                    )));
                 }
                 _ => {}
             }
@@ -164,13 +174,24 @@ fn tail(path: &Path) -> String {
 }
 
 async fn start_simulator(me: &Path, demo: &DemoFlags, scratch: &Path) -> Result<(Child, String), Failure> {
-    let wrong = |what: &str, error: &dyn std::fmt::Display| Failure::failed(format!("cannot start the simulator: {what}: {error}"));
-    let log = std::fs::File::create(scratch.join("simulator.log")).map_err(|error| wrong("its log", &error))?;
-    let profile = demo.faults.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let wrong = |what: &str, error: &dyn std::fmt::Display| {
+        Failure::failed(format!("cannot start the simulator: {what}: {error}"))
+    };
+    let log =
+        std::fs::File::create(scratch.join("simulator.log")).map_err(|error| wrong("its log", &error))?;
+    let profile =
+        demo.faults.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let mut child = Command::new(me)
         .args(["simulator", "--listen", "127.0.0.1:0", "--state"])
         .arg(scratch.join("simulator.json"))
-        .args(["--machines", &demo.machines.to_string(), "--seed", &demo.seed.to_string(), "--faults", &profile])
+        .args([
+            "--machines",
+            &demo.machines.to_string(),
+            "--seed",
+            &demo.seed.to_string(),
+            "--faults",
+            &profile,
+        ])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -194,7 +215,9 @@ async fn start_simulator(me: &Path, demo: &DemoFlags, scratch: &Path) -> Result<
 }
 
 async fn end_simulator(simulator: &mut Child) {
-    if let Some(pid) = simulator.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw) {
+    if let Some(pid) =
+        simulator.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
+    {
         // Gone already is as good.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     }
@@ -210,11 +233,7 @@ fn agent_program(me: &Path) -> PathBuf {
     if beside.is_file() { beside } else { me.to_path_buf() }
 }
 
-async fn with_simulator(
-    demo: &DemoFlags,
-    me: &Path,
-    simulator: &str,
-) -> Result<(OpenDatabase, Running), Failure> {
+async fn with_simulator(me: &Path, simulator: &str) -> Result<(OpenDatabase, Running), Failure> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .map_err(|error| Failure::failed(format!("cannot find a free port for agents: {error}")))?;
@@ -241,6 +260,9 @@ async fn with_simulator(
         "--agent_start_backoff_initial=2s",
         "--agent_start_backoff_maximum=20s",
         "--update_interval_stable=30s",
+        "--update_interval_unstable=1s",
+        "--updater_db_query_rate=20ms,20",
+        "--outward_limit=10s",
         "--shutdown_grace=5s",
     ]
     .iter()
@@ -256,8 +278,8 @@ async fn with_simulator(
         },
     ])
     .collect();
-    let parsed = flags::parse(arguments).map_err(|error| Failure::failed(format!("the demo's own flags: {error}")))?;
-    let _ = demo;
+    let parsed =
+        flags::parse(arguments).map_err(|error| Failure::failed(format!("the demo's own flags: {error}")))?;
     let service = plan(parsed.service, ConfigurationFile::default())?;
     let database = open_database(&service).await?;
     match start(&service, &database).await {
@@ -333,18 +355,22 @@ Ctrl-C ends the demo and removes everything it made.
 }
 
 async fn rest(bmdb: &Bmdb, demo: &DemoFlags, ready: i64) -> Failure {
-    let mut sentence = format!("only {ready} of {} machines were Ready after {}", demo.machines, demo.deadline);
+    let mut sentence =
+        format!("only {ready} of {} machines were Ready after {}", demo.machines, demo.deadline);
     match bmdb.not_ready(EXPLAINED).await {
         Ok(waiting) => {
             for machine in waiting {
-                sentence.push_str(&format!("\n  {}: {}: {}", machine.name, machine.phase, machine.reason));
+                // Writing to a String cannot fail.
+                let _ = write!(sentence, "\n  {}: {}: {}", machine.name, machine.phase, machine.reason);
                 if let Some(cause) = machine.cause.filter(|cause| !machine.reason.contains(cause.as_str())) {
-                    sentence.push_str(&format!("; last failure: {cause}"));
+                    let _ = write!(sentence, "; last failure: {cause}");
                 }
-                sentence.push_str(&format!(" ({})", machine.decided_at));
+                let _ = write!(sentence, " ({})", machine.decided_at);
             }
         }
-        Err(error) => sentence.push_str(&format!("; cannot say why: {error}")),
+        Err(error) => {
+            let _ = write!(sentence, "; cannot say why: {error}");
+        }
     }
     Failure::failed(sentence)
 }

@@ -8,6 +8,11 @@
 //! Flags that decide when and how machines are treated only *write* the policy
 //! in the BMDB, and only when they are given: see `model/policy.rs`.
 
+#![expect(
+    clippy::doc_markdown,
+    reason = "the documentation of each flag is its help text, which shows no marks"
+)]
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -113,7 +118,12 @@ pub struct ServiceFlags {
     #[arg(long)]
     pub check: bool,
     /// Parts to run in this process.
-    #[arg(long, value_name = "PART", value_delimiter = ',', default_value = "provisioner,initializer,recoverer,updater,callback")]
+    #[arg(
+        long,
+        value_name = "PART",
+        value_delimiter = ',',
+        default_value = "provisioner,initializer,recoverer,updater,callback"
+    )]
     pub components: Vec<Component>,
     /// How logs are written.
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
@@ -132,7 +142,13 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "DIR", help_heading = "Bare metal database")]
     pub bmdb_dir: Option<PathBuf>,
     /// What the database can do.
-    #[arg(long, value_name = "DIALECT", value_enum, default_value = "postgres", help_heading = "Bare metal database")]
+    #[arg(
+        long,
+        value_name = "DIALECT",
+        value_enum,
+        default_value = "postgres",
+        help_heading = "Bare metal database"
+    )]
     pub bmdb_dialect: DialectFlag,
     /// Most connections to the database.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=1000), help_heading = "Bare metal database")]
@@ -236,7 +252,10 @@ pub struct ServiceFlags {
 
 /// Flags that write the policy when they are given.
 #[derive(Clone, Debug, Default, Args)]
-#[command(rename_all = "snake_case", next_help_heading = "Policy (kept in the database; written only when given)")]
+#[command(
+    rename_all = "snake_case",
+    next_help_heading = "Policy (kept in the database; written only when given)"
+)]
 pub struct PolicyFlags {
     /// A new agent that has not reported after this is silent. [default: 30m]
     #[arg(long, value_name = "SPAN")]
@@ -265,6 +284,9 @@ pub struct PolicyFlags {
     /// Look at a machine again when its provider said nothing new. [default: 30m]
     #[arg(long, value_name = "SPAN")]
     pub update_interval_stable: Option<Span>,
+    /// Look at a machine again whose status is incomplete, unstable or just changed. [default: 1m]
+    #[arg(long, value_name = "SPAN")]
+    pub update_interval_unstable: Option<Span>,
     /// Longest time an outward call may outlive its session. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub outward_limit: Option<Span>,
@@ -313,6 +335,7 @@ impl PolicyFlags {
         set(self.recovery_brake_fraction.as_ref(), &mut policy.recovery_brake.fraction);
         set(self.recovery_brake_window.as_ref(), &mut policy.recovery_brake.window);
         set(self.update_interval_stable.as_ref(), &mut policy.update_interval_stable);
+        set(self.update_interval_unstable.as_ref(), &mut policy.update_interval_unstable);
         set(self.outward_limit.as_ref(), &mut policy.outward_limit);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
@@ -353,7 +376,8 @@ mod tests {
     fn ladder_reads_as_steps() {
         let Ladder(rungs) = parse_ladder("restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2").unwrap();
         assert_eq!(rungs, Policy::default().ladder);
-        for wrong in ["", "reboot", "reboot:1m", "reboot:1m:1:1", "explode:1m:1", "reboot:x:1", "reboot:1m:x"] {
+        for wrong in ["", "reboot", "reboot:1m", "reboot:1m:1:1", "explode:1m:1", "reboot:x:1", "reboot:1m:x"]
+        {
             assert!(parse_ladder(wrong).is_err(), "{wrong}");
         }
     }
@@ -363,7 +387,8 @@ mod tests {
         let mut policy = Policy::default();
         PolicyFlags::default().apply(&mut policy);
         assert_eq!(policy, Policy::default());
-        let flags = PolicyFlags { recovery_silence_timeout: Some(Span::seconds(5)), ..PolicyFlags::default() };
+        let flags =
+            PolicyFlags { recovery_silence_timeout: Some(Span::seconds(5)), ..PolicyFlags::default() };
         flags.apply(&mut policy);
         assert_eq!(policy, Policy { recovery_silence_timeout: Span::seconds(5), ..Policy::default() });
     }

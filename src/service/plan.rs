@@ -56,10 +56,18 @@ pub fn plan(flags: ServiceFlags, file: ConfigurationFile) -> Result<ServicePlan,
     }
     let throw_away = matches!(database, Database::ThrowAway);
     if reaches_machines {
-        let agent = required(flags.agent_executable_path.as_deref(), "--agent_executable_path", "the role server to put on machines")?;
+        let agent = required(
+            flags.agent_executable_path.as_deref(),
+            "--agent_executable_path",
+            "the role server to put on machines",
+        )?;
         must_be_file("--agent_executable_path", agent)?;
         if !throw_away {
-            required(flags.ssh_key_path.as_deref(), "--ssh_key_path", "the SSH key to reach machines with, made if absent")?;
+            required(
+                flags.ssh_key_path.as_deref(),
+                "--ssh_key_path",
+                "the SSH key to reach machines with, made if absent",
+            )?;
         }
     }
     let own_certificate = flags.agent_tls_certificate_path.is_some();
@@ -195,10 +203,12 @@ fn check_endpoint(endpoint: &str) -> Result<(), Failure> {
     };
     let (host, port) = endpoint.rsplit_once(':').ok_or_else(wrong)?;
     let host_is_right = match host.strip_prefix('[') {
-        Some(bracketed) => bracketed.strip_suffix(']').is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok()),
+        Some(bracketed) => {
+            bracketed.strip_suffix(']').is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok())
+        }
         None => !host.is_empty() && !host.contains(['/', ':', '@', ' ']),
     };
-    if !host_is_right || port.parse::<u16>().ok().filter(|port| *port > 0).is_none() {
+    if !host_is_right || port.parse::<u16>().ok().is_none_or(|port| port == 0) {
         return Err(wrong());
     }
     Ok(())
@@ -214,37 +224,62 @@ impl ServicePlan {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{name:<12} {value}");
         };
-        line("database", match &self.database {
-            Database::Url(settings) => format!("{} ({:?} dialect)", settings.place(), flags.bmdb_dialect).to_lowercase(),
-            Database::ThrowAway => "a private PostgreSQL, thrown away at the end".to_owned(),
-            Database::Directory(directory) => format!("a private PostgreSQL in {}", directory.display()),
-        });
+        line(
+            "database",
+            match &self.database {
+                Database::Url(settings) => {
+                    format!("{} ({:?} dialect)", settings.place(), flags.bmdb_dialect).to_lowercase()
+                }
+                Database::ThrowAway => "a private PostgreSQL, thrown away at the end".to_owned(),
+                Database::Directory(directory) => format!("a private PostgreSQL in {}", directory.display()),
+            },
+        );
         for provider in &self.providers {
-            line("provider", match provider {
-                ProviderConfiguration::Static { name, device_list_url } => {
-                    format!("{name} (static): {}", without_credentials(device_list_url))
-                }
-                ProviderConfiguration::Simulated { name, url } => {
-                    format!("{name} (simulated): {}", without_credentials(url))
-                }
-            });
+            line(
+                "provider",
+                match provider {
+                    ProviderConfiguration::Static { name, device_list_url } => {
+                        format!("{name} (static): {}", without_credentials(device_list_url))
+                    }
+                    ProviderConfiguration::Simulated { name, url } => {
+                        format!("{name} (simulated): {}", without_credentials(url))
+                    }
+                },
+            );
         }
         for component in &self.components {
-            line("runs", match component {
-                Component::Provisioner => format!(
-                    "provisioner: compares each provider at {}, creates at {} up to {} machines",
-                    flags.provisioner_reconciler_rate,
-                    flags.provisioner_device_creation_rate,
-                    match flags.provisioner_max_machines {
-                        0 => "any number of".to_owned(),
-                        count => count.to_string(),
+            line(
+                "runs",
+                match component {
+                    Component::Provisioner => format!(
+                        "provisioner: compares each provider at {}, creates at {} up to {} machines",
+                        flags.provisioner_reconciler_rate,
+                        flags.provisioner_device_creation_rate,
+                        match flags.provisioner_max_machines {
+                            0 => "any number of".to_owned(),
+                            count => count.to_string(),
+                        }
+                    ),
+                    Component::Initializer => worker_line(
+                        "initializer",
+                        flags.initializer_loop_parallelism,
+                        &flags.initializer_db_query_rate.to_string(),
+                    ),
+                    Component::Recoverer => worker_line(
+                        "recoverer",
+                        flags.recoverer_loop_parallelism,
+                        &flags.recoverer_db_query_rate.to_string(),
+                    ),
+                    Component::Updater => worker_line(
+                        "updater",
+                        flags.updater_loop_parallelism,
+                        &flags.updater_db_query_rate.to_string(),
+                    ),
+                    Component::Callback => {
+                        format!("callback: hears agents on {}", flags.agent_listen_address)
                     }
-                ),
-                Component::Initializer => worker_line("initializer", flags.initializer_loop_parallelism, &flags.initializer_db_query_rate.to_string()),
-                Component::Recoverer => worker_line("recoverer", flags.recoverer_loop_parallelism, &flags.recoverer_db_query_rate.to_string()),
-                Component::Updater => worker_line("updater", flags.updater_loop_parallelism, &flags.updater_db_query_rate.to_string()),
-                Component::Callback => format!("callback: hears agents on {}", flags.agent_listen_address),
-            });
+                },
+            );
         }
         if !self.endpoints.is_empty() {
             line("endpoints", self.endpoints.join(", "));
@@ -252,17 +287,35 @@ impl ServicePlan {
         if let Some(agent) = &flags.agent_executable_path {
             line("agent", format!("{} goes to {}", agent.display(), flags.agent_target_path));
         }
-        line("ssh", format!(
-            "as {}, key {}, password {}",
-            flags.ssh_user,
-            path_or(flags.ssh_key_path.as_deref(), "made for this run"),
-            if flags.ssh_password_path.is_some() || std::env::var_os("SHEPHERD_SSH_PASSWORD").is_some() { "given (masked)" } else { "none" }
-        ));
-        line("secrets", match &flags.agent_tls_certificate_path {
-            Some(certificate) => format!("callback certificate {}", certificate.display()),
-            None => format!("CA sealed in the database by {}", path_or(flags.secrets_key_path.as_deref(), "a key made for this run")),
-        });
-        line("metrics", flags.metrics_listen_address.map_or("not served".to_owned(), |address| format!("http://{address}/metrics")));
+        line(
+            "ssh",
+            format!(
+                "as {}, key {}, password {}",
+                flags.ssh_user,
+                path_or(flags.ssh_key_path.as_deref(), "made for this run"),
+                if flags.ssh_password_path.is_some() || std::env::var_os("SHEPHERD_SSH_PASSWORD").is_some() {
+                    "given (masked)"
+                } else {
+                    "none"
+                }
+            ),
+        );
+        line(
+            "secrets",
+            match &flags.agent_tls_certificate_path {
+                Some(certificate) => format!("callback certificate {}", certificate.display()),
+                None => format!(
+                    "CA sealed in the database by {}",
+                    path_or(flags.secrets_key_path.as_deref(), "a key made for this run")
+                ),
+            },
+        );
+        line(
+            "metrics",
+            flags
+                .metrics_listen_address
+                .map_or("not served".to_owned(), |address| format!("http://{address}/metrics")),
+        );
         text
     }
 }
@@ -297,7 +350,16 @@ mod tests {
         for good in ["shepherd.example:8443", "192.0.2.1:1", "[2001:db8::1]:8443"] {
             check_endpoint(good).unwrap();
         }
-        for bad in ["shepherd.example", "2001:db8::1:8443", ":8443", "h:0", "h:99999", "https://h:1", "[h]:1", "u@h:1"] {
+        for bad in [
+            "shepherd.example",
+            "2001:db8::1:8443",
+            ":8443",
+            "h:0",
+            "h:99999",
+            "https://h:1",
+            "[h]:1",
+            "u@h:1",
+        ] {
             assert_eq!(check_endpoint(bad).unwrap_err().code, 2, "{bad}");
         }
     }

@@ -106,10 +106,9 @@ fn given_on_the_line() -> bool {
 fn key_directory() -> Result<KeyDirectory, Failure> {
     use std::os::unix::fs::DirBuilderExt as _;
     let path = std::env::temp_dir().join(format!("shepherd-keys-{}", ProcessId::generate()));
-    std::fs::DirBuilder::new()
-        .mode(0o700)
-        .create(&path)
-        .map_err(|error| Failure::failed(format!("cannot make {} for this run's keys: {error}", path.display())))?;
+    std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
+        Failure::failed(format!("cannot make {} for this run's keys: {error}", path.display()))
+    })?;
     Ok(KeyDirectory(path))
 }
 
@@ -117,7 +116,8 @@ async fn private_server(
     plan: &ServicePlan,
     storage: Storage,
 ) -> Result<(ConnectionSettings, String, PrivatePostgres), Failure> {
-    let server = PrivatePostgres::start(Options { storage, max_connections: 200 }).await.map_err(postgres_failure)?;
+    let server =
+        PrivatePostgres::start(Options { storage, max_connections: 200 }).await.map_err(postgres_failure)?;
     let url = server.url(PRIVATE_DATABASE);
     let mut settings = ConnectionSettings::from_url(&url, "shepherd").map_err(database_failure)?;
     settings.max_connections = plan.flags.bmdb_max_connections;
@@ -131,6 +131,7 @@ async fn private_server(
     Ok((settings, url, server))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "stands where `map_err` hands the error over")]
 fn postgres_failure(error: PrivatePostgresError) -> Failure {
     let sentence = error.to_string();
     match error {
@@ -143,6 +144,8 @@ fn postgres_failure(error: PrivatePostgresError) -> Failure {
 }
 
 /// A database's failure as an exit: what the caller got wrong, or what failed.
+#[expect(clippy::needless_pass_by_value, reason = "stands where `map_err` hands the error over")]
+#[must_use]
 pub fn database_failure(error: BmdbError) -> Failure {
     let sentence = match &error {
         BmdbError::Unreachable { .. } => {
@@ -151,7 +154,9 @@ pub fn database_failure(error: BmdbError) -> Failure {
         _ => error.to_string(),
     };
     match error {
-        BmdbError::Url { .. } | BmdbError::NewerSchema { .. } | BmdbError::OlderSchema { .. } => Failure::usage(sentence),
+        BmdbError::Url { .. } | BmdbError::NewerSchema { .. } | BmdbError::OlderSchema { .. } => {
+            Failure::usage(sentence)
+        }
         _ => Failure::failed(sentence),
     }
 }
@@ -199,7 +204,8 @@ pub async fn start(plan: &ServicePlan, database: &OpenDatabase) -> Result<Runnin
     let counted = Metrics::new();
     let metrics = ManagerMetrics::register(&counted);
 
-    let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), plan.flags.session_interval.0);
+    let (sessions, keeper) =
+        Sessions::new(bmdb.clone(), ProcessId::generate(), plan.flags.session_interval.0);
     let keep = CancellationToken::new();
     let keeper = tokio::spawn(keeper.keep(keep.clone()));
     let mut running = Running {
@@ -233,15 +239,22 @@ async fn start_parts(
 ) -> Result<(), Failure> {
     let bmdb = &database.bmdb;
     let secrets = database.key_path(plan.flags.secrets_key_path.as_deref(), "secrets.key");
-    let callback =
-        callback::start(plan, bmdb, &running.sessions, secrets.as_deref(), counted).await?;
+    let callback = callback::start(plan, bmdb, &running.sessions, secrets.as_deref(), counted).await?;
     let ca_certificates = callback.ca_certificates.clone();
     running.callback = Some(callback);
 
     let wake_ups = WakeUps::default();
     running.tasks.spawn(wake_ups.clone().listen(bmdb.clone(), running.drain.clone()));
-    running.tasks.spawn(housekeeping::reap(bmdb.clone(), metrics.housekeeping.clone(), running.drain.clone()));
-    running.tasks.spawn(housekeeping::sweep(bmdb.clone(), metrics.housekeeping.clone(), running.drain.clone()));
+    running.tasks.spawn(housekeeping::reap(
+        bmdb.clone(),
+        metrics.housekeeping.clone(),
+        running.drain.clone(),
+    ));
+    running.tasks.spawn(housekeeping::sweep(
+        bmdb.clone(),
+        metrics.housekeeping.clone(),
+        running.drain.clone(),
+    ));
     let brakes = Arc::new(Brakes::new(bmdb.clone()));
     running.tasks.spawn(housekeeping::tell_brakes(brakes.clone(), running.drain.clone()));
 
@@ -262,20 +275,32 @@ async fn start_parts(
     }
     if has(Component::Updater) {
         let updater = Updater { providers: providers.clone() };
-        running.spawn_loop(updater, flags.updater_loop_parallelism, flags.updater_db_query_rate, &wake_ups, metrics);
+        running.spawn_loop(
+            updater,
+            flags.updater_loop_parallelism,
+            flags.updater_db_query_rate,
+            &wake_ups,
+            metrics,
+        );
     }
     if has(Component::Provisioner) {
         for provider in providers.iter() {
             let settings = ProvisionerSettings {
                 limits: Limits {
-                    max_machines: (flags.provisioner_max_machines > 0).then_some(flags.provisioner_max_machines),
+                    max_machines: (flags.provisioner_max_machines > 0)
+                        .then_some(flags.provisioner_max_machines),
                     chunk: flags.provisioner_reservation_chunk_size,
                 },
                 reconciler: Limiter::new(flags.provisioner_reconciler_rate),
                 creation: Limiter::new(flags.provisioner_device_creation_rate),
             };
             let stop = running.drain.clone();
-            running.workers.spawn(provisioner::run(running.sessions.clone(), provider.clone(), settings, stop));
+            running.workers.spawn(provisioner::run(
+                running.sessions.clone(),
+                provider.clone(),
+                settings,
+                stop,
+            ));
         }
     }
     Ok(())
@@ -372,15 +397,14 @@ async fn access(
     ca_certificates: Vec<Vec<u8>>,
 ) -> Result<Access, Failure> {
     let flags = &plan.flags;
-    let key_path = database
-        .key_path(flags.ssh_key_path.as_deref(), "ssh_key")
-        .ok_or_else(|| Failure::usage("give --ssh_key_path FILE: the SSH key to reach machines with, made if absent"))?;
+    let key_path = database.key_path(flags.ssh_key_path.as_deref(), "ssh_key").ok_or_else(|| {
+        Failure::usage("give --ssh_key_path FILE: the SSH key to reach machines with, made if absent")
+    })?;
     let key = ClientKey::load_or_create(&key_path).map_err(|error| Failure::usage(error.to_string()))?;
     tracing::info!(path = %key_path.display(), public_key = key.authorized_keys_line(), "the SSH key that machines must accept");
-    let agent_path = flags
-        .agent_executable_path
-        .clone()
-        .ok_or_else(|| Failure::usage("give --agent_executable_path FILE: the role server to put on machines"))?;
+    let agent_path = flags.agent_executable_path.clone().ok_or_else(|| {
+        Failure::usage("give --agent_executable_path FILE: the role server to put on machines")
+    })?;
     // Read once now, so that a wrong file is told at the start and not by every machine.
     AgentBinary::load(&agent_path).await.map_err(|error| Failure::usage(error.to_string()))?;
     let mut ssh = SshSettings::new(key);
@@ -402,8 +426,9 @@ fn ssh_password(path: Option<&std::path::Path>) -> Result<Option<SecretString>, 
     let Some(path) = path else {
         return Ok(std::env::var("SHEPHERD_SSH_PASSWORD").ok().map(SecretString::from));
     };
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::usage(format!("--ssh_password_path {} cannot be read: {error}", path.display())))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::usage(format!("--ssh_password_path {} cannot be read: {error}", path.display()))
+    })?;
     Ok(Some(SecretString::from(text.trim_end_matches(['\r', '\n']).to_owned())))
 }
 

@@ -2,12 +2,18 @@
 //! module per capability.
 
 mod architecture;
+mod bmdb_kit;
+mod bmdb_phase_twin;
+mod bmdb_races;
 mod callback;
+mod cli;
 mod dependencies;
 mod harness;
 mod heartbeats;
 mod private_postgres;
+mod providers;
 mod roleserver;
+mod simulator;
 mod sshd;
 mod takeover;
 mod test_database;

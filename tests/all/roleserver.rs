@@ -17,7 +17,7 @@ use tonic::Status;
 
 use self::callback::{Callback, Heard, curious};
 
-mod callback;
+pub(crate) mod callback;
 
 const PATIENCE: Duration = Duration::from_mins(1);
 

@@ -78,7 +78,9 @@ pub async fn run(
                     tracing::warn!(provider = name, %error, "cannot close a session; the reaper will");
                 }
             }
-            Err(error) => tracing::warn!(provider = name, %error, "cannot start a session; trying again in a second"),
+            Err(error) => {
+                tracing::warn!(provider = name, %error, "cannot start a session; trying again in a second");
+            }
         }
         pause(&stop, Duration::from_secs(1)).await;
     }
@@ -210,9 +212,10 @@ async fn pass(
 
 async fn engage(bmdb: &Bmdb, provider: &str, brake: Option<&str>) -> Result<(), BmdbError> {
     if bmdb.set_provisioner_brake(provider, brake).await? {
-        match brake {
-            Some(reason) => tracing::warn!(provider, reason, "creation is stopped"),
-            None => tracing::info!(provider, "creation goes on"),
+        if let Some(reason) = brake {
+            tracing::warn!(provider, reason, "creation is stopped");
+        } else {
+            tracing::info!(provider, "creation goes on");
         }
     }
     Ok(())
@@ -238,7 +241,9 @@ async fn settle_open(
                 bmdb.settle_intent(*intent, "nothing was made").await?;
             }
             // Unknown is not "nothing": asked again at the next pass.
-            Err(error) => tracing::warn!(provider = lease.name, %intent, %error, "cannot find out what a creation did"),
+            Err(error) => {
+                tracing::warn!(provider = lease.name, %intent, %error, "cannot find out what a creation did");
+            }
         }
     }
     Ok(())
@@ -257,12 +262,7 @@ async fn adopt(
 
 /// Creates one machine. A provider's error skips it and is told; the intent stays open, because
 /// the machine may have been made all the same.
-async fn create(
-    bmdb: &Bmdb,
-    lease: &NamedLease,
-    provider: &dyn Provider,
-    id: &str,
-) -> Result<(), BmdbError> {
+async fn create(bmdb: &Bmdb, lease: &NamedLease, provider: &dyn Provider, id: &str) -> Result<(), BmdbError> {
     let Some(creation) = provider.creation() else { return Ok(()) };
     let intent = bmdb.begin_creation(lease, id).await?;
     match create_at(creation, intent, id).await {
@@ -293,7 +293,7 @@ fn new_machine(machine: &ProviderMachine, detail: &str) -> NewMachine {
         .take(1)
         .map(|key| FactChange::HostKeyPinned {
             algorithm: key.algorithm.clone(),
-            public_key: key.blob.clone(),
+            public_key: key.key.clone(),
             source: HostKeySource::Provider,
         })
         .collect();

@@ -128,7 +128,8 @@ fn limit(plan: &mut ProvisionPlan, known: usize, limits: Limits) {
     if let Some(max) = limits.max_machines {
         let room = max.saturating_sub(taken);
         if wanted > room {
-            plan.limited = Some(format!("{taken} of at most {max} machines are taken; {} more could be had", wanted));
+            plan.limited =
+                Some(format!("{taken} of at most {max} machines are taken; {wanted} more could be had"));
             plan.create.truncate(room);
         }
     }
