@@ -5,9 +5,10 @@
 //! into changes of facts.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -60,16 +61,16 @@ impl AgentFile {
             .await
             .ok()
             .and_then(|metadata| Some((metadata.modified().ok()?, metadata.len())));
+        // Held while it is read: else each of the workers that start together reads a copy of its own.
+        let mut loaded = self.loaded.lock().await;
         if let Some((modified, length)) = stamp
-            && let Some((known, known_length, binary)) =
-                &*self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+            && let Some((known, known_length, binary)) = &*loaded
             && (*known, *known_length) == (modified, length)
         {
             return Ok(binary.clone());
         }
         let binary = Arc::new(AgentBinary::load(&self.path).await?);
         if let Some((modified, length)) = stamp {
-            let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
             *loaded = Some((modified, length, binary.clone()));
         }
         Ok(binary)
@@ -231,6 +232,15 @@ mod tests {
     use super::*;
     use crate::model::host_key::HostKey;
     use crate::model::time::Timestamp;
+
+    #[tokio::test]
+    async fn workers_that_start_together_share_one_copy_of_the_agent() {
+        // The test's own program is an executable of this architecture.
+        let file = AgentFile::new(std::env::current_exe().unwrap());
+        let copies = futures::future::join_all((0..4).map(|_| file.load())).await;
+        let copies: Vec<_> = copies.into_iter().map(Result::unwrap).collect();
+        assert!(copies.iter().all(|copy| Arc::ptr_eq(copy, &copies[0])));
+    }
 
     fn key(byte: u8) -> HostKey {
         HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte; 51] }
