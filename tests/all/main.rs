@@ -2,6 +2,8 @@
 //! module per capability.
 
 mod architecture;
+mod bmdb_explain;
+mod bmdb_invariants;
 mod bmdb_kit;
 mod bmdb_migrations;
 mod bmdb_modes;
