@@ -54,9 +54,11 @@ async fn filled(name: &str, machines: usize) -> anyhow::Result<(Kit, PgConnectio
     sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut connection).await?;
     // Sets the hint bits and the visibility map, as autovacuum has on a fleet that has been there for
     // a while.
-    sqlx::raw_sql("VACUUM machine, machine_due, machine_agent_heartbeat, machine_agent_started, session, intent")
-        .execute(&mut connection)
-        .await?;
+    sqlx::raw_sql(
+        "VACUUM machine, machine_due, machine_agent_heartbeat, machine_agent_started, session, intent",
+    )
+    .execute(&mut connection)
+    .await?;
     Ok((kit, connection))
 }
 
@@ -102,8 +104,8 @@ async fn cost(
 
 fn check(what: &str, cost: &Cost, most: i64) {
     println!("{what}: {} buffers", cost.buffers);
-    assert_eq!(cost.scanned, Vec::<String>::new(), "{what} reads a table from end to end: {:#}", cost.plan);
-    assert!(cost.buffers <= most, "{what}: {} buffers, {most} at most: {:#}", cost.buffers, cost.plan);
+    assert_eq!(cost.scanned, Vec::<String>::new(), "{what} reads a table from end to end: {}", cost.plan);
+    assert!(cost.buffers <= most, "{what}: {} buffers, {most} at most: {}", cost.buffers, cost.plan);
 }
 
 struct Classes {
@@ -136,7 +138,11 @@ fn classes(providers: usize) -> Classes {
     classes
 }
 
-async fn claim_cost(connection: &mut PgConnection, file: &str, process: &'static str) -> anyhow::Result<Cost> {
+async fn claim_cost(
+    connection: &mut PgConnection,
+    file: &str,
+    process: &'static str,
+) -> anyhow::Result<Cost> {
     let sessions: Vec<Uuid> =
         sqlx::query_scalar("SELECT session_id FROM session WHERE component = 'filled' ORDER BY 1 LIMIT 1")
             .fetch_all(&mut *connection)
@@ -193,28 +199,48 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
     check("claim of one on 100,000", &here, 400);
     check("claim of one on 10,000", &there, 400);
     let ratio = f64::from(i32::try_from(here.buffers)?) / f64::from(i32::try_from(there.buffers)?);
-    assert!((0.8..=1.2).contains(&ratio), "a claim costs {ratio:.2} times as much on ten times as many machines");
+    assert!(
+        (0.8..=1.2).contains(&ratio),
+        "a claim costs {ratio:.2} times as much on ten times as many machines"
+    );
     let empty = claim_cost(&mut connection, claim, "Update").await?;
     check("claim of nothing", &empty, 250);
 
     let no_timer = cost(&mut connection, rearm, |query| query.bind(1_i64)).await?;
     check("re-arming when no timer came due", &no_timer, 20);
-    let machine: Uuid = sqlx::query_scalar("SELECT machine_id FROM machine LIMIT 1").fetch_one(&mut connection).await?;
-    let lock = cost(&mut connection, include_str!("../../sql/schedule/lock.sql"), |query| query.bind(machine)).await?;
+    // A hundred timers of healthy machines: each costs its own rows, not the fleet's.
+    sqlx::raw_sql(
+        "UPDATE machine_due SET ready_at = now() - INTERVAL '1 second' WHERE (machine_id, lane) IN (
+             SELECT machine_id, lane FROM machine_due WHERE timer LIMIT 100); ANALYZE machine_due",
+    )
+    .execute(&mut connection)
+    .await?;
+    let timers = cost(&mut connection, rearm, |query| query.bind(1_i64)).await?;
+    check("re-arming a hundred timers", &timers, 6_000);
+    let machine: Uuid =
+        sqlx::query_scalar("SELECT machine_id FROM machine LIMIT 1").fetch_one(&mut connection).await?;
+    let lock =
+        cost(&mut connection, include_str!("../../sql/schedule/lock.sql"), |query| query.bind(machine))
+            .await?;
     check("locking a machine's rows", &lock, 20);
-    let read = cost(&mut connection, include_str!("../../sql/facts/read.sql"), |query| query.bind(machine)).await?;
+    let read =
+        cost(&mut connection, include_str!("../../sql/facts/read.sql"), |query| query.bind(machine)).await?;
     check("reading a machine's facts", &read, 60);
-    let page = cost(&mut connection, include_str!("../../sql/facts/page.sql"), |query| query.bind(machine).bind(100_i64)).await?;
+    let page = cost(&mut connection, include_str!("../../sql/facts/page.sql"), |query| {
+        query.bind(machine).bind(100_i64)
+    })
+    .await?;
     check("reading a hundred machines' facts", &page, 6_000);
 
-    let sessions: Vec<Uuid> = sqlx::query_scalar("SELECT session_id FROM session WHERE closed_at IS NULL LIMIT 20")
-        .fetch_all(&mut connection)
-        .await?;
+    let sessions: Vec<Uuid> =
+        sqlx::query_scalar("SELECT session_id FROM session WHERE closed_at IS NULL LIMIT 20")
+            .fetch_all(&mut connection)
+            .await?;
     let renewal = cost(&mut connection, renew, |query| query.bind(sessions.clone())).await?;
     check("renewing twenty sessions", &renewal, 600);
     // A thousand open ones are looked at, and none of the twenty thousand that are over.
     let closing = cost(&mut connection, close, |query| query).await?;
-    check("closing expired sessions", &closing, 1_200);
+    check("closing expired sessions", &closing, 2_500);
     let reaping = cost(&mut connection, reap, |query| query).await?;
     assert!(
         !reaping.scanned.iter().any(|table| table != "work"),

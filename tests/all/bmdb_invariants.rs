@@ -41,9 +41,11 @@ async fn invariants_hold_over_random_interleavings() -> anyhow::Result<()> {
     println!("seed {seed}");
     let kit = Kit::new("invariants").await?;
     let machines = kit.provided(MACHINES, "rack").await?;
-    sqlx::query("INSERT INTO fleet_listening VALUES (1, now() - INTERVAL '1 day', now() + INTERVAL '10 days')")
-        .execute(&kit.pool)
-        .await?;
+    sqlx::query(
+        "INSERT INTO fleet_listening VALUES (1, now() - INTERVAL '1 day', now() + INTERVAL '10 days')",
+    )
+    .execute(&kit.pool)
+    .await?;
     let mut shepherds = Vec::new();
     for number in 0..SHEPHERDS {
         shepherds.push(Shepherd::start(&kit, &format!("shepherd-{number}"), INTERVAL).await?);
@@ -66,7 +68,10 @@ async fn invariants_hold_over_random_interleavings() -> anyhow::Result<()> {
         }
         while let Some(done) = workers.join_next().await {
             let drifted = done??;
-            ensure!(drifted == 0, "the sweeper found {drifted} lanes that contradicted their facts (seed {seed})");
+            ensure!(
+                drifted == 0,
+                "the sweeper found {drifted} lanes that contradicted their facts (seed {seed})"
+            );
         }
         for shepherd in &shepherds {
             shepherd.sessions.drained().await;
@@ -168,7 +173,14 @@ impl Worker {
             0..=4 => work.finish(changes, "done").await,
             5..=6 => work.fail(Vec::new(), "no route", Some(backoff)).await,
             7 => work.cancel("not now").await,
-            8 => work.put_off(Vec::new(), now + TimeDelta::milliseconds(self.random.random_range(0..2_000)), "later").await,
+            8 => {
+                work.put_off(
+                    Vec::new(),
+                    now + TimeDelta::milliseconds(self.random.random_range(0..2_000)),
+                    "later",
+                )
+                .await
+            }
             9 => {
                 drop(work);
                 Ok(())
@@ -353,7 +365,8 @@ async fn check_schedule(kit: &Kit, seed: u64) -> anyhow::Result<()> {
             anyhow::bail!("no facts of {machine}");
         };
         let due = next_due(&snapshot.facts, lane.parse()?, &policy, snapshot.now);
-        let context = || format!("{lane} of {machine} (seed {seed}): stored {process:?} {ready_at:?}, {due:?}");
+        let context =
+            || format!("{lane} of {machine} (seed {seed}): stored {process:?} {ready_at:?}, {due:?}");
         ensure!(process.as_deref() == due.process.map(Process::as_str), "process: {}", context());
         ensure!(priority == i64::from(due.priority), "priority: {}", context());
         let right = match (ready_at, due.ready_at) {
