@@ -34,14 +34,16 @@ CREATE TABLE machine_agent_started (
 );
 CREATE INDEX machine_agent_started_by_key ON machine_agent_started (public_key);
 
--- No column is indexed but the key, so that a heartbeat is a heap-only update.
+-- No column is indexed but the key, so that a heartbeat is a heap-only update. The boot before the
+-- present one is kept so that a late heartbeat of it is not taken for yet another boot.
 CREATE TABLE machine_agent_heartbeat (
-    machine_id  UUID PRIMARY KEY REFERENCES machine (machine_id),
-    at          TIMESTAMPTZ NOT NULL,
-    boot_id     TEXT NOT NULL,
-    incarnation TEXT NOT NULL,
-    sequence    INT8 NOT NULL,
-    version     TEXT
+    machine_id       UUID PRIMARY KEY REFERENCES machine (machine_id),
+    at               TIMESTAMPTZ NOT NULL,
+    boot_id          TEXT NOT NULL,
+    incarnation      TEXT NOT NULL,
+    sequence         INT8 NOT NULL,
+    version          TEXT,
+    previous_boot_id TEXT
 );
 
 CREATE TABLE machine_hardware_report (

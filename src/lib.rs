@@ -12,13 +12,14 @@
 //! * [`takeover`][]: getting the role server onto a machine over SSH.
 //! * [`server`][]: what listens: the agent callback and metrics.
 //! * [`roleserver`][]: the program on the machine.
+//! * [`service`][]: all of it as one process: flags, configuration, start and stop.
 //! * [`simulator`][]: machines that are not there, behind real protocols.
 //! * [`cli`][]: `shepherdctl`.
 //! * [`proto`][]: generated contracts, open to every room.
 //!
 //! # Who may know whom
 //!
-//! `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`, and on
+//! `bin → {service, cli} → {server, manager} → {providers, takeover} → bmdb → model`, and on
 //! the node `bin → roleserver → model`; `simulator → {roleserver, model}`. A
 //! test reads every `use crate::` line and fails on an import against this.
 //!
@@ -32,6 +33,10 @@
 
 #[cfg(feature = "bmdb")]
 pub mod bmdb;
+#[cfg(feature = "shepherdctl")]
+pub mod cli;
+#[cfg(feature = "shepherd")]
+pub mod manager;
 pub mod model;
 pub mod proto;
 #[cfg(feature = "shepherd")]
@@ -39,5 +44,10 @@ pub mod providers;
 #[cfg(feature = "roleserver")]
 pub mod roleserver;
 #[cfg(feature = "shepherd")]
+pub mod server;
+#[cfg(feature = "shepherd")]
+pub mod service;
+#[cfg(feature = "shepherd")]
 pub mod simulator;
+#[cfg(feature = "shepherd")]
 pub mod takeover;

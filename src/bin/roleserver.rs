@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use shepherd::roleserver::commands::{CommandError, enroll, run, status, supervise};
+use shepherd::roleserver::hardware::{self, Sources};
 use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::roleserver::supervision::Wish;
 use tracing_subscriber::EnvFilter;
@@ -45,6 +46,8 @@ enum Verb {
         #[command(flatten)]
         place: Place,
     },
+    /// Print what this machine is made of, as the next report would say it.
+    Hardware,
     /// Print whose this machine is and what became of the last heartbeat.
     Status {
         #[command(flatten)]
@@ -94,6 +97,8 @@ fn main() -> ExitCode {
     };
     let filter = EnvFilter::try_from_env("ROLESERVER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    // Already there is as good: there is only one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     match execute(flags.verb) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -113,11 +118,16 @@ fn execute(verb: Verb) -> Result<(), CommandError> {
         }
         Verb::Run { place } => run::execute(&state_directory(place, home)?),
         Verb::Supervise { place } => supervise::execute(&state_directory(place, home)?),
+        Verb::Hardware => print(&format!("{:#?}\n", hardware::read(&Sources::host()))),
         Verb::Status { place } => {
             let text = status::text(&state_directory(place, home)?)?;
-            std::io::stdout().write_all(text.as_bytes()).map_err(CommandError::failed)
+            print(&text)
         }
     }
+}
+
+fn print(text: &str) -> Result<(), CommandError> {
+    std::io::stdout().write_all(text.as_bytes()).map_err(CommandError::failed)
 }
 
 fn state_directory(place: Place, home: Option<&Path>) -> Result<PathBuf, CommandError> {

@@ -11,6 +11,8 @@
 //! * A **fact** changes ([`change`]) only in a transaction that holds the
 //!   machine's due rows and writes its [`schedule`] anew before it commits. The
 //!   [`sweeper`] proves that nobody forgot.
+//! * A **heartbeat** is stored in groups (`group_commit`) as long as it changes nothing but a time, and
+//!   else judged singly (`heartbeat`).
 //! * An **intent** ([`intent`]) records an outward action before it is taken.
 //!
 //! # Rules that hold everywhere
@@ -29,16 +31,32 @@ pub mod connection;
 pub mod error;
 pub mod facts;
 pub mod fleet;
+#[cfg(feature = "shepherd")]
+pub mod group_commit;
+#[cfg(feature = "shepherd")]
+pub mod heartbeat;
+pub mod host_key;
+pub mod inspect;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
+pub mod live;
+#[cfg(feature = "shepherd")]
+pub mod metrics;
 pub mod policy;
 pub mod postgres_programs;
 pub mod private_postgres;
 mod private_postgres_directory;
+pub mod provision;
 pub mod reaper;
 pub mod schedule;
+#[cfg(feature = "shepherd")]
+pub mod secret;
 pub mod session;
 pub mod setup;
+pub mod silence;
 pub mod sweeper;
+pub mod tags;
+pub mod url;
+pub mod wakeup;
 pub mod work;

@@ -152,6 +152,12 @@ impl Sessions {
         (sessions.clone(), Keeper { sessions, abandoned: receiver })
     }
 
+    /// The database they stand in.
+    #[must_use]
+    pub fn bmdb(&self) -> &Bmdb {
+        &self.inner.bmdb
+    }
+
     /// The process these sessions belong to.
     #[must_use]
     pub fn process(&self) -> ProcessId {

@@ -107,7 +107,9 @@ pub fn look_again(now: Timestamp, deadline: Timestamp, limit: Span) -> Timestamp
     after(now, pause).min(deadline)
 }
 
-fn proof_of_life(facts: &MachineFacts, recovery: &Recovery, now: Timestamp) -> Option<String> {
+/// How the machine came back, if a heartbeat proves that it did.
+#[must_use]
+pub fn proof_of_life(facts: &MachineFacts, recovery: &Recovery, now: Timestamp) -> Option<String> {
     let heartbeat = facts.heartbeat.as_ref()?;
     match &recovery.acted {
         None => {

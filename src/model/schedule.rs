@@ -21,6 +21,7 @@ use crate::model::phase::{Phase, phase_of, silent_from};
 use crate::model::policy::Policy;
 use crate::model::process::{Lane, Process};
 use crate::model::provider_status::ProviderStatus;
+use crate::model::recovery::proof_of_life;
 use crate::model::time::{Timestamp, after};
 
 /// Version of the rules in this file. A binary neither claims nor rewrites a row written under a
@@ -113,7 +114,12 @@ fn next_access(answer: &Answer, facts: &MachineFacts, policy: &Policy, now: Time
         return answer.wait(format!("waits for a person: {}", needs_human.reason));
     }
     if let Some(recovery) = &facts.recovery {
-        let mut due = answer.due(Process::Recovery, recovery.next_at, recovery.note.clone());
+        // A report that ends the ladder is acted on at once, not when the ladder looks next.
+        let at = match (&facts.heartbeat, proof_of_life(facts, recovery, now)) {
+            (Some(heartbeat), Some(_)) => recovery.next_at.min(heartbeat.at),
+            _ => recovery.next_at,
+        };
+        let mut due = answer.due(Process::Recovery, at, recovery.note.clone());
         due.deadline = recovery.acted.as_ref().map(|acted| acted.deadline);
         return due;
     }

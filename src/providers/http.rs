@@ -26,12 +26,16 @@ pub fn client(url: &Url) -> Result<reqwest::Client, ProviderError> {
         .user_agent(concat!("shepherd/", env!("CARGO_PKG_VERSION")));
     if is_loopback(url) {
         builder = builder.no_proxy();
+        if url.scheme() == "http" {
+            // Loading the system's certificates fails on a host that has none, needed or not.
+            builder = builder.tls_certs_only([]);
+        }
     }
     builder.build().map_err(|error| {
         ProviderError::new(
             ErrorClass::Configuration,
             endpoint(url),
-            format!("no HTTP client could be made for {}: {error}", shown(url)),
+            format!("no HTTP client could be made for {}: {}", shown(url), root_cause(&error)),
         )
     })
 }

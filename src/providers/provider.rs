@@ -29,6 +29,7 @@ use std::str::FromStr;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+use crate::model::host_key::HostKey;
 use crate::model::ids::IntentId;
 use crate::model::provider_status::{PowerState, ProviderStatus, Usage};
 
@@ -105,15 +106,6 @@ pub struct ProviderMachine {
     pub host_keys: Vec<HostKey>,
     /// The intent it was created under, where the provider can carry one.
     pub intent: Option<IntentId>,
-}
-
-/// A public SSH host key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct HostKey {
-    /// Its algorithm, as in `ssh-ed25519`.
-    pub algorithm: String,
-    /// The key in SSH wire format (the decoded middle field of a `.pub` file).
-    pub blob: Vec<u8>,
 }
 
 /// What a failure of a provider means for the next try.

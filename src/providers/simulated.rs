@@ -13,12 +13,13 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::model::host_key::HostKey;
 use crate::model::ids::IntentId;
 use crate::model::provider_status::{PowerState, ProviderStatus, Usage};
 use crate::providers::http;
 use crate::providers::provider::{
-    Creation, ErrorClass, HostKey, PowerAction, PowerControl, PowerSupport, Provider, ProviderError,
-    ProviderMachine, ProviderName, RebootControl, RebootMethod,
+    Creation, ErrorClass, PowerAction, PowerControl, PowerSupport, Provider, ProviderError, ProviderMachine,
+    ProviderName, RebootControl, RebootMethod,
 };
 
 const KIND: &str = "simulated";
@@ -188,7 +189,7 @@ impl SimulatedProvider {
                 let said = format!("a host key of {} is not base64: {error}", answer.id);
                 self.error(ErrorClass::Unreadable, &self.url, &said)
             })?;
-            host_keys.push(HostKey { algorithm: key.algorithm, blob });
+            host_keys.push(HostKey { algorithm: key.algorithm, key: blob });
         }
         Ok(ProviderMachine {
             usage: match answer.usage {

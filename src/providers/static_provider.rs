@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -41,8 +41,14 @@ pub struct StaticProvider {
     name: ProviderName,
     default_ssh_user: String,
     source: Source,
-    /// Which device was recorded under which intent, by this process.
-    recorded: Mutex<HashMap<IntentId, String>>,
+    recorded: Mutex<Recorded>,
+}
+
+/// Which device was recorded under which intent, by this process. At most one entry a device.
+#[derive(Default)]
+struct Recorded {
+    by_intent: HashMap<IntentId, String>,
+    by_id: HashMap<String, IntentId>,
 }
 
 impl StaticProvider {
@@ -54,8 +60,7 @@ impl StaticProvider {
     }
 
     fn machine(&self, device: &Device) -> ProviderMachine {
-        let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
-        let intent = recorded.iter().find(|(_, id)| **id == device.id).map(|(intent, _)| *intent);
+        let intent = self.recorded().by_id.get(&device.id).copied();
         ProviderMachine {
             id: device.id.clone(),
             usage: Usage::PossiblyUsed,
@@ -67,6 +72,10 @@ impl StaticProvider {
             host_keys: Vec::new(),
             intent,
         }
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn find(&self, id: &str) -> Result<Option<Device>, ProviderError> {
@@ -137,15 +146,17 @@ impl Creation for StaticProvider {
         };
         let device = self.known(id).await?;
         {
-            let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
-            recorded.retain(|_, recorded| recorded != id);
-            recorded.insert(intent, id.to_owned());
+            let mut recorded = self.recorded();
+            if let Some(before) = recorded.by_id.insert(id.to_owned(), intent) {
+                recorded.by_intent.remove(&before);
+            }
+            recorded.by_intent.insert(intent, id.to_owned());
         }
         Ok(self.machine(&device))
     }
 
     async fn find_by_intent(&self, intent: IntentId) -> Result<Option<ProviderMachine>, ProviderError> {
-        let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner).get(&intent).cloned();
+        let recorded = self.recorded().by_intent.get(&intent).cloned();
         match recorded {
             Some(id) => self.look_at(&id).await,
             // After a restart this is still true of the world: nothing was made there.

@@ -10,6 +10,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use reqwest::header::{ETAG, HeaderMap, HeaderValue, IF_MODIFIED_SINCE, IF_NONE_MATCH, LAST_MODIFIED};
 use reqwest::{StatusCode, Url};
@@ -19,6 +20,9 @@ use tokio::sync::Mutex;
 use crate::providers::http;
 use crate::providers::provider::{ErrorClass, ProviderError};
 use crate::providers::static_list::{self, Device};
+
+/// Coarser than any file system's times.
+const UNSETTLED_SECONDS: i64 = 2;
 
 /// One device list, read as often as it changes.
 pub struct Source {
@@ -39,8 +43,19 @@ struct Last {
 /// What tells one version of a list from the next.
 #[derive(PartialEq, Eq)]
 enum Version {
-    File { device: u64, inode: u64, length: u64, modified: (i64, i64), changed: (i64, i64) },
-    Http { etag: Option<HeaderValue>, modified: Option<HeaderValue> },
+    File {
+        device: u64,
+        inode: u64,
+        length: u64,
+        modified: (i64, i64),
+        changed: (i64, i64),
+    },
+    /// A file that was changed a moment before it was read: a second change could bear the same times.
+    Unsettled,
+    Http {
+        etag: Option<HeaderValue>,
+        modified: Option<HeaderValue>,
+    },
 }
 
 impl Source {
@@ -117,7 +132,7 @@ impl Source {
         if !found.is_file() {
             return Err(self.error(ErrorClass::Configuration, "it is not a file"));
         }
-        let version = Version::File {
+        let mut version = Version::File {
             device: found.dev(),
             inode: found.ino(),
             length: found.len(),
@@ -126,6 +141,10 @@ impl Source {
         };
         if last.is_some_and(|last| last.version == version) {
             return Ok(None);
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        if i64::try_from(now).is_ok_and(|now| now - found.ctime() <= UNSETTLED_SECONDS) {
+            version = Version::Unsettled;
         }
         let mut text = Vec::new();
         let limit = http::ANSWER_LIMIT_BYTES as u64;
@@ -182,6 +201,8 @@ impl Source {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -204,8 +225,11 @@ mod tests {
         let source = Source::new(&format!("file://{}", path.display())).unwrap();
         assert_eq!(source.devices().await.unwrap_err().class, ErrorClass::Configuration);
         std::fs::write(&path, r#"[{"ID":"a","Addr":"h"}]"#).unwrap();
-        let first = source.devices().await.unwrap();
-        assert!(Arc::ptr_eq(&first, &source.devices().await.unwrap()), "unchanged is not read again");
+        let deadline = Instant::now() + Duration::from_mins(1);
+        while !Arc::ptr_eq(&source.devices().await.unwrap(), &source.devices().await.unwrap()) {
+            assert!(Instant::now() < deadline, "an unchanged file is read again and again");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         std::fs::write(&path, r#"[{"ID":"a","Addr":"h"},"#).unwrap();
         for _ in 0..2 {
             let error = source.devices().await.unwrap_err();

@@ -270,9 +270,9 @@ impl Loop {
             settings.endpoints == working.endpoints && settings.ca_certificates == working.ca_certificates;
         let event = Event::Settings { settings: settings.clone(), fallback: working.clone() };
         self.agent.settings = settings;
-        if !same_way {
-            self.targets = targets(&self.agent.settings, Some(&working));
-            self.agent.fallback = Some(working);
+        if !same_way || by_fallback {
+            self.agent.fallback = (!same_way).then_some(working);
+            self.targets = targets(&self.agent.settings, self.agent.fallback.as_ref());
             self.client = None;
             self.current = 0;
         }
@@ -307,5 +307,91 @@ fn sentence(status: &Status) -> String {
             let message = if status.message().is_empty() { code.description() } else { status.message() };
             message.chars().take(500).collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roleserver::clock::HostClock;
+
+    fn settings(endpoint: &str) -> Settings {
+        Settings::new(&[endpoint.to_owned()], &[], 0).unwrap()
+    }
+
+    fn agent(events: &Arc<std::sync::Mutex<Vec<Event>>>) -> Agent {
+        let events = events.clone();
+        Agent {
+            machine_id: MachineId::generate(),
+            identity: Arc::new(Identity::generate().unwrap()),
+            settings: settings("old:1"),
+            fallback: None,
+            access_fence: 1,
+            incarnation: Uuid::new_v4(),
+            agent_version: "1".to_owned(),
+            clock: Arc::new(HostClock::read().unwrap()),
+            hardware: Arc::new(HardwareReport::default),
+            observer: Arc::new(move |event| events.lock().unwrap().push(event.clone())),
+        }
+    }
+
+    fn moves_to(endpoint: &str) -> wire::HeartbeatResponse {
+        wire::HeartbeatResponse { endpoints: vec![endpoint.to_owned()], ..Default::default() }
+    }
+
+    fn ways(work: &Loop) -> Vec<(&str, bool)> {
+        work.targets.iter().map(|target| (target.endpoint.as_str(), target.of_fallback)).collect()
+    }
+
+    #[test]
+    fn loop_can_be_spawned() {
+        fn spawnable<T: Send + 'static>(_: T) {}
+        spawnable(agent(&Arc::default()).run(CancellationToken::new()));
+    }
+
+    #[test]
+    fn old_way_stays_until_the_new_one_has_worked() {
+        let events = Arc::default();
+        let mut work = Loop::new(agent(&events));
+        work.adopt(&moves_to("new:1"));
+        assert_eq!(ways(&work), [("new:1", false), ("old:1", true)]);
+        // The new one fails, the old one answers and repeats its advice: nothing changes.
+        work.current = 1;
+        work.adopt(&moves_to("new:1"));
+        assert_eq!(ways(&work), [("new:1", false), ("old:1", true)]);
+        work.current = 0;
+        work.adopt(&wire::HeartbeatResponse::default());
+        assert_eq!(ways(&work), [("new:1", false)]);
+        let events = events.lock().unwrap();
+        assert!(matches!(events[..], [Event::Settings { .. }, Event::SettingsWork]), "{events:?}");
+    }
+
+    #[test]
+    fn advice_that_is_taken_back_leaves_the_old_way_alone() {
+        let mut work = Loop::new(agent(&Arc::default()));
+        work.adopt(&moves_to("new:1"));
+        work.current = 1;
+        work.adopt(&moves_to("old:1"));
+        assert_eq!(ways(&work), [("old:1", false)]);
+        assert!(work.agent.fallback.is_none());
+    }
+
+    #[test]
+    fn better_advice_replaces_bad_advice_and_keeps_what_works() {
+        let mut work = Loop::new(agent(&Arc::default()));
+        work.adopt(&moves_to("bad:1"));
+        work.current = 1;
+        work.adopt(&moves_to("good:1"));
+        assert_eq!(ways(&work), [("good:1", false), ("old:1", true)]);
+    }
+
+    #[test]
+    fn broken_advice_is_refused_whole() {
+        let events = Arc::default();
+        let mut work = Loop::new(agent(&events));
+        let broken = wire::HeartbeatResponse { ca_certificates: vec![vec![1]], ..moves_to("new:1") };
+        work.adopt(&broken);
+        assert_eq!(ways(&work), [("old:1", false)]);
+        assert!(matches!(events.lock().unwrap()[..], [Event::SettingsRefused { .. }]));
     }
 }

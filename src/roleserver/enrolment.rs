@@ -343,6 +343,32 @@ mod tests {
         assert_eq!(enroll(Some(&kept), &other_bmdb).unwrap_err().to_wire().kind(), Kind::OtherBmdb);
     }
 
+    proptest::proptest! {
+        #[test]
+        fn fences_never_fall_whatever_is_asked(asked in proptest::collection::vec((0..2_usize, 1..20_i64), 1..50)) {
+            let mut kept: Option<Enrolment> = None;
+            for (lane, fence) in asked {
+                let lane = Lane::ALL[lane];
+                let asked = wire::EnrollRequest { lane: lane.to_string(), ..request(fence) };
+                let highest = kept.as_ref().and_then(|kept| kept.fences.get(&lane).copied());
+                match enroll(kept.as_ref(), &asked) {
+                    Ok(next) => {
+                        proptest::prop_assert!(highest.is_none_or(|highest| highest <= fence));
+                        proptest::prop_assert_eq!(next.fences.get(&lane), Some(&fence));
+                        let moved = kept.as_ref().is_none_or(|kept| *kept != next);
+                        let revision = kept.as_ref().map_or(0, |kept| kept.revision);
+                        proptest::prop_assert_eq!(next.revision, revision + u64::from(moved));
+                        kept = Some(next);
+                    }
+                    Err(error) => {
+                        proptest::prop_assert!(highest > Some(fence));
+                        proptest::prop_assert_eq!(error.to_wire().kind(), Kind::StaleFence);
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn malformed_field_is_named() {
         let base = || request(1);

@@ -10,6 +10,8 @@
 //!   so that a simulated machine refuses exactly what a real one refuses.
 //! * [`identity`][]: the Ed25519 key that makes the machine itself.
 //! * [`conversation`][]: what the next heartbeat says. Pure.
+//! * [`endpoint`][], [`trust`][]: what a callback server's address and authority are.
+//! * [`clock`][]: the boot and the time since it.
 //! * [`backoff`][]: how long to wait when nobody answers. Pure.
 //! * [`connection`][]: one TLS 1.3 connection to one callback server.
 //! * [`agent`][]: the loop that puts these together.
@@ -17,14 +19,15 @@
 //! * [`state_directory`][]: what survives a restart, and the locks on it.
 //! * [`running`][]: processes recorded by pid *and* start time.
 //! * [`supervise`][]: the process that starts the agent again.
-//! * [`supervision`][]: choosing and driving what keeps the agent alive.
+//! * [`supervision`][]: choosing and driving what keeps the agent alive, or
+//!   [`systemd`][].
 //! * [`commands`][]: the verbs of the `roleserver` program.
 //!
 //! # What would break otherwise
 //!
 //! The loop takes its clock, its hardware and its identity as values, because
 //! the simulator runs thousands of them in one process. Everything that touches
-//! the host is in the last five files; the simulator uses none of them.
+//! the host is in the last six files; the simulator uses none of them.
 
 pub mod agent;
 pub mod backoff;
@@ -40,4 +43,5 @@ pub mod running;
 pub mod state_directory;
 pub mod supervise;
 pub mod supervision;
+pub mod systemd;
 pub mod trust;

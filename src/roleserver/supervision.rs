@@ -10,18 +10,15 @@
 //! anew. A takeover claims with a higher fence each time, so a takeover of a
 //! hung agent always ends in a fresh one.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::proto::agent::v1 as wire;
 use crate::roleserver::running::Process;
 use crate::roleserver::state_directory::StateDirectory;
 use crate::roleserver::supervise;
-
-/// The name of the unit.
-pub const UNIT: &str = "roleserver.service";
+use crate::roleserver::systemd::{self, Systemd, SystemdError};
 
 /// How long an agent may take to end when asked.
 const GRACE: Duration = Duration::from_secs(5);
@@ -83,13 +80,8 @@ pub enum SupervisionError {
     #[error(transparent)]
     State(#[from] crate::roleserver::state_directory::StateError),
     /// systemd said no.
-    #[error("`{command}` failed: {output}")]
-    Systemctl {
-        /// What was called.
-        command: String,
-        /// What it said.
-        output: String,
-    },
+    #[error(transparent)]
+    Systemd(#[from] SystemdError),
     /// The agent was started and is not there.
     #[error("the agent was started but does not run after {} s; it last said: {said}", START.as_secs())]
     DoesNotRun {
@@ -131,76 +123,6 @@ pub fn look() -> Host {
     }
 }
 
-/// Where units go and what drives them; given, so that a test need not be a systemd host.
-#[derive(Clone, Debug)]
-pub struct Systemd {
-    /// The program and the arguments before the verb.
-    pub systemctl: Vec<String>,
-    /// The directory of unit files.
-    pub units: PathBuf,
-    /// The target that wants the unit.
-    pub wanted_by: &'static str,
-}
-
-impl Systemd {
-    /// The system manager.
-    #[must_use]
-    pub fn system() -> Self {
-        Self {
-            systemctl: vec!["systemctl".to_owned()],
-            units: PathBuf::from("/etc/systemd/system"),
-            wanted_by: "multi-user.target",
-        }
-    }
-
-    /// The user's manager.
-    #[must_use]
-    pub fn user(home: &Path) -> Self {
-        Self {
-            systemctl: vec!["systemctl".to_owned(), "--user".to_owned()],
-            units: home.join(".config/systemd/user"),
-            wanted_by: "default.target",
-        }
-    }
-
-    /// The text of the unit.
-    #[must_use]
-    pub fn unit(&self, program: &Path, state: &Path) -> String {
-        let mut text = String::from(
-            "# Written by `roleserver enroll`; changes are overwritten.\n\
-             [Unit]\n\
-             Description=Shepherd role server\n\
-             Wants=network-online.target\n\
-             After=network-online.target\n\
-             # A machine that stops calling is a machine that somebody has to visit.\n\
-             StartLimitIntervalSec=0\n\n\
-             [Service]\n",
-        );
-        let _ = writeln!(text, "ExecStart={} run --state_dir {}", quoted(program), quoted(state));
-        text.push_str("Restart=always\nRestartSec=2\nTimeoutStopSec=10\n\n[Install]\n");
-        let _ = writeln!(text, "WantedBy={}", self.wanted_by);
-        text
-    }
-
-    fn call(&self, arguments: &[&str]) -> Result<(), SupervisionError> {
-        let (program, first) = match self.systemctl.split_first() {
-            Some((program, first)) => (program.as_str(), first),
-            None => ("systemctl", &[][..]),
-        };
-        let command = format!("{program} {} {}", first.join(" "), arguments.join(" "));
-        let output = Command::new(program)
-            .args(first)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|source| SupervisionError::Io { doing: format!("calling `{command}`"), source })?;
-        if output.status.success() {
-            return Ok(());
-        }
-        Err(SupervisionError::Systemctl { command, output: said(&output) })
-    }
-}
-
 /// Makes sure that the wanted agent runs; returns what keeps it alive and what
 /// did not stop that.
 pub fn ensure(
@@ -210,7 +132,15 @@ pub fn ensure(
     wanted: &Wanted,
 ) -> Result<(wire::Supervision, Vec<String>), SupervisionError> {
     match plan {
-        Plan::External => Ok((wire::Supervision::External, Vec::new())),
+        Plan::External => {
+            // Whoever keeps the agent alive starts the right one when the wrong one ends.
+            if !runs(state, wanted)?
+                && let Some(agent) = state.agent()?
+            {
+                stop(&agent, "agent")?;
+            }
+            Ok((wire::Supervision::External, Vec::new()))
+        }
         Plan::Detached => {
             ensure_detached(state, wanted)?;
             Ok((wire::Supervision::Detached, Vec::new()))
@@ -220,7 +150,7 @@ pub fn ensure(
             Ok((wire::Supervision::Systemd, Vec::new()))
         }
         Plan::UserUnit => match ensure_unit(systemd, state, wanted) {
-            Ok(()) => Ok((wire::Supervision::Systemd, linger().err().into_iter().collect())),
+            Ok(()) => Ok((wire::Supervision::Systemd, systemd::linger().err().into_iter().collect())),
             // A user manager may refuse what a process may still do.
             Err(error) => {
                 ensure_detached(state, wanted)?;
@@ -256,25 +186,16 @@ fn ensure_detached(state: &StateDirectory, wanted: &Wanted) -> Result<(), Superv
 }
 
 fn ensure_unit(systemd: &Systemd, state: &StateDirectory, wanted: &Wanted) -> Result<(), SupervisionError> {
-    let path = systemd.units.join(UNIT);
-    let text = systemd.unit(&wanted.program, state.path());
-    let written = std::fs::read_to_string(&path).is_ok_and(|kept| kept == text);
-    if written && runs(state, wanted)? {
-        return systemd.call(&["enable", UNIT]);
-    }
-    if !written {
-        let io = |source| SupervisionError::Io { doing: format!("writing {}", path.display()), source };
-        std::fs::create_dir_all(&systemd.units).map_err(io)?;
-        let temporary = systemd.units.join(format!(".{UNIT}.{}", std::process::id()));
-        std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &path)).map_err(io)?;
-        systemd.call(&["daemon-reload"])?;
+    let unchanged = !systemd.install(&wanted.program, state.path())?;
+    systemd.enable()?;
+    if unchanged && runs(state, wanted)? {
+        return Ok(());
     }
     // A machine may have been enrolled before systemd could be used.
     if let Some(supervisor) = state.supervisor()? {
         stop(&supervisor, "supervisor")?;
     }
-    systemd.call(&["enable", UNIT])?;
-    systemd.call(&["restart", UNIT])?;
+    systemd.restart()?;
     wait_until_it_runs(state, wanted)
 }
 
@@ -322,27 +243,74 @@ fn end_of_log(state: &StateDirectory) -> String {
     }
 }
 
-/// A user's units end with the user's last session unless the user lingers.
-fn linger() -> Result<(), String> {
-    let warn = |why: String| {
-        format!("the agent may end with the user's last session: loginctl enable-linger: {why}")
-    };
-    match Command::new("loginctl").arg("enable-linger").stdin(Stdio::null()).output() {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(warn(said(&output))),
-        Err(error) => Err(warn(error.to_string())),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roleserver::systemd::UNIT;
+
+    #[test]
+    fn plan_follows_the_wish_and_the_host() {
+        let host = |systemd, root, user_manager| Host { systemd, root, user_manager };
+        for (wish, host, expected) in [
+            (Wish::Auto, host(true, true, false), Some(Plan::SystemUnit)),
+            (Wish::Auto, host(true, false, true), Some(Plan::UserUnit)),
+            (Wish::Auto, host(true, false, false), Some(Plan::Detached)),
+            (Wish::Auto, host(false, true, true), Some(Plan::Detached)),
+            (Wish::Systemd, host(true, true, true), Some(Plan::SystemUnit)),
+            (Wish::Systemd, host(true, false, false), None),
+            (Wish::Systemd, host(false, true, false), None),
+            (Wish::Detached, host(true, true, true), Some(Plan::Detached)),
+            (Wish::External, host(true, true, true), Some(Plan::External)),
+        ] {
+            assert_eq!(plan(wish, host).ok(), expected, "{wish:?} {host:?}");
+        }
     }
-}
 
-fn said(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stderr);
-    let text = text.trim();
-    if text.is_empty() { output.status.to_string() } else { text.chars().take(500).collect() }
-}
+    /// A manager whose `systemctl` notes what it is asked, and fails when asked for `fails`.
+    fn manager(root: &Path, fails: &str) -> Systemd {
+        let script = root.join("systemctl");
+        let log = root.join("calls");
+        let text = format!(
+            "#!/bin/sh\necho \"$@\" >> {}\n[ \"$1\" != \"{fails}\" ] || {{ echo Access denied >&2; exit 4; }}\n",
+            log.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        // Through the shell: a file that was just written may still be open for writing in a
+        // process that another test is starting, and cannot be executed then.
+        let systemctl = vec!["sh".to_owned(), script.display().to_string()];
+        Systemd { systemctl, units: root.join("units"), wanted_by: "multi-user.target" }
+    }
 
-/// A path as one word of `ExecStart=` (systemd.service(5), "Command lines").
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
-    format!("\"{text}\"")
+    fn wanted() -> Wanted {
+        Wanted { program: "/opt/roleserver".into(), program_sha256: "5a".to_owned(), revision: 3 }
+    }
+
+    #[test]
+    fn unit_is_installed_once_and_left_alone_while_the_right_agent_runs() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        // This process stands in for the agent that the manager would start.
+        state.record_agent(&Process::this(3, "5a".to_owned()).unwrap()).unwrap();
+        let systemd = manager(root.path(), "nothing");
+        let calls = || std::fs::read_to_string(root.path().join("calls")).unwrap();
+        let (supervision, warnings) = ensure(Plan::SystemUnit, &systemd, &state, &wanted()).unwrap();
+        assert_eq!((supervision, warnings), (wire::Supervision::Systemd, vec![]));
+        let first = "daemon-reload\nenable roleserver.service\nrestart roleserver.service\n";
+        assert_eq!(calls(), first);
+        let unit = std::fs::read_to_string(systemd.units.join(UNIT)).unwrap();
+        assert!(unit.contains("\"/opt/roleserver\" run"), "{unit}");
+        assert_eq!(std::fs::read_dir(&systemd.units).unwrap().count(), 1, "no temporary file stays");
+
+        ensure(Plan::SystemUnit, &systemd, &state, &wanted()).unwrap();
+        assert_eq!(calls(), format!("{first}enable roleserver.service\n"));
+    }
+
+    #[test]
+    fn refusing_manager_is_quoted() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        let systemd = manager(root.path(), "enable");
+        let error = ensure(Plan::SystemUnit, &systemd, &state, &wanted()).unwrap_err().to_string();
+        assert!(error.ends_with("systemctl enable roleserver.service` failed: Access denied"), "{error}");
+    }
 }

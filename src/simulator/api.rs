@@ -44,9 +44,9 @@ use crate::model::ids::IntentId;
 use crate::roleserver::enrolment::Enrolment;
 use crate::simulator::faults::{ApiFault, Fault, ProviderFault};
 use crate::simulator::fleet::Fleet;
+use crate::simulator::host_key;
 use crate::simulator::journal::{Call, Outcome};
 use crate::simulator::machine::{Event, Refusal, State};
-use crate::simulator::ssh;
 use crate::simulator::state::{FleetState, Record};
 
 /// The header in which a caller says who it is.
@@ -246,37 +246,31 @@ async fn create(Shared(fleet): Shared<Arc<Fleet>>, headers: HeaderMap, body: Byt
     let arguments = json!({ "reservation": body.reservation });
     let call = Call { intent: Some(body.intent.to_string()), ..api("create", None, arguments) };
     handle(&fleet, &headers, Exposure::Provider, call, || {
-        let index = choose(&fleet, &body)?;
-        fleet.change(index, |record| {
-            // Somebody may have been quicker since the choice.
-            match record.intent {
-                Some(intent) if intent == body.intent => Ok(((), None)),
-                Some(_) => Err(ApiError(StatusCode::CONFLICT, format!("{} is taken", record.reservation))),
-                None => {
-                    record.intent = Some(body.intent);
-                    Ok(((), Some(Event::PowerOn)))
-                }
+        let change = |record: &mut Record| match record.intent {
+            Some(intent) if intent == body.intent => Ok((record.machine.index, None)),
+            Some(_) => Err(ApiError(StatusCode::CONFLICT, format!("{} is taken", record.reservation))),
+            None => {
+                record.intent = Some(body.intent);
+                Ok((record.machine.index, Some(Event::PowerOn)))
             }
-        })?;
-        Ok(fleet.read(|state| machine(state, &state.machines[index])))
+        };
+        let place = fleet.change_chosen(|state| choose(state, &body), change)? as usize;
+        Ok(fleet.read(|state| machine(state, &state.machines[place])))
     })
     .await
 }
 
-fn choose(fleet: &Fleet, body: &CreateBody) -> Result<usize, ApiError> {
-    fleet.read(|state| {
-        let find = |wanted: &dyn Fn(&Record) -> bool| state.machines.iter().position(wanted);
-        if let Some(made) = find(&|record| record.intent == Some(body.intent)) {
-            return Ok(made);
-        }
-        match &body.reservation {
-            Some(reservation) => find(&|record| record.reservation == *reservation).ok_or_else(|| {
-                ApiError(StatusCode::NOT_FOUND, format!("there is no reservation {reservation}"))
-            }),
-            None => find(&|record| record.intent.is_none() && record.machine.state != State::PowerFailing)
-                .ok_or_else(|| ApiError(StatusCode::CONFLICT, "all capacity is taken".to_owned())),
-        }
-    })
+fn choose(state: &FleetState, body: &CreateBody) -> Result<usize, ApiError> {
+    let find = |wanted: &dyn Fn(&Record) -> bool| state.machines.iter().position(wanted);
+    if let Some(made) = find(&|record| record.intent == Some(body.intent)) {
+        return Ok(made);
+    }
+    match &body.reservation {
+        Some(reservation) => find(&|record| record.reservation == *reservation)
+            .ok_or_else(|| ApiError(StatusCode::NOT_FOUND, format!("there is no reservation {reservation}"))),
+        None => find(&|record| record.intent.is_none() && record.machine.state != State::PowerFailing)
+            .ok_or_else(|| ApiError(StatusCode::CONFLICT, "all capacity is taken".to_owned())),
+    }
 }
 
 async fn look_at(Shared(fleet): Shared<Arc<Fleet>>, Path(id): Path<String>, headers: HeaderMap) -> Response {
@@ -432,9 +426,9 @@ fn machine(state: &FleetState, record: &Record) -> Value {
         _ => "Stopped",
     };
     // The provider vouches for the key it delivered the machine with, whatever it presents now.
-    let host_keys: Vec<_> = ssh::public_host_key(state.seed, place, 0)
+    let host_keys: Vec<_> = host_key::public(state.seed, place, 0)
         .into_iter()
-        .map(|(algorithm, blob)| json!({ "algorithm": algorithm, "blob": STANDARD.encode(blob) }))
+        .map(|key| json!({ "algorithm": key.algorithm, "blob": STANDARD.encode(key.key) }))
         .collect();
     json!({
         "id": record.id,

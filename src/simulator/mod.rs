@@ -28,10 +28,12 @@
 
 pub mod agent;
 pub mod api;
+mod cuttable;
 pub mod fault_command;
 pub mod faults;
 pub mod fleet;
 pub mod hardware;
+pub mod host_key;
 pub mod journal;
 pub mod machine;
 pub mod seed;

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::TimeDelta;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -23,6 +24,8 @@ const PERSISTENT_PERCENT: u64 = 80;
 /// Open files a machine needs at most: two sockets for SSH, some connections, its agent's.
 const FILES_PER_MACHINE: u64 = 12;
 const OTHER_FILES: u64 = 256;
+/// How long requests may take to be answered once the end was asked for.
+const LAST_ANSWERS: Duration = Duration::from_secs(3);
 
 /// `shepherd simulator`, with or without a verb.
 #[derive(Clone, Debug, clap::Args)]
@@ -66,10 +69,10 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = Profile::None)]
     pub faults: Profile,
     /// Seconds a boot takes, half as much more or less.
-    #[arg(long, alias = "boot_seconds", value_name = "SECONDS", default_value_t = 3.0)]
+    #[arg(long = "boot_seconds", alias = "boot-seconds", value_name = "SECONDS", default_value_t = 3.0)]
     pub boot_seconds: f64,
     /// How many of a hundred machines start their agent again after a boot.
-    #[arg(long, alias = "persistent_percent", value_name = "PERCENT", default_value_t = PERSISTENT_PERCENT,
+    #[arg(long = "persistent_percent", alias = "persistent-percent", value_name = "PERCENT", default_value_t = PERSISTENT_PERCENT,
           value_parser = clap::value_parser!(u64).range(0..=100))]
     pub persistent_percent: u64,
 }
@@ -83,7 +86,7 @@ pub enum SimulatorError {
     )]
     NotLoopback(SocketAddr),
     /// The duration of a boot is none.
-    #[error("--boot-seconds {0} is no duration; give a number from 0 to 3600")]
+    #[error("--boot_seconds {0} is no duration; give a number from 0 to 3600")]
     BootSeconds(f64),
     /// The address cannot be had.
     #[error("the simulator cannot listen on {address}: {source}; stop what has it, or give another --listen")]
@@ -184,10 +187,17 @@ impl Simulator {
     /// state.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), SimulatorError> {
         let Self { listener, fleet, _lock: lock, .. } = self;
-        let served = axum::serve(listener, api::routes(Arc::clone(&fleet)))
-            .with_graceful_shutdown(shutdown.cancelled_owned())
-            .await
-            .map_err(SimulatorError::Serve);
+        let serving = axum::serve(listener, api::routes(Arc::clone(&fleet)))
+            .with_graceful_shutdown(shutdown.clone().cancelled_owned());
+        // A client that never ends its request must not keep the fleet from ending.
+        let patience = async {
+            shutdown.cancelled().await;
+            tokio::time::sleep(LAST_ANSWERS).await;
+        };
+        let served = tokio::select! {
+            served = serving.into_future() => served.map_err(SimulatorError::Serve),
+            () = patience => Ok(()),
+        };
         fleet.stop().await;
         drop(lock);
         served
@@ -208,7 +218,7 @@ pub async fn run(
 }
 
 fn boot_duration(seconds: f64) -> Result<TimeDelta, SimulatorError> {
-    std::time::Duration::try_from_secs_f64(seconds)
+    Duration::try_from_secs_f64(seconds)
         .ok()
         .filter(|duration| duration.as_secs() <= 3600)
         .and_then(|duration| TimeDelta::from_std(duration).ok())

@@ -12,23 +12,19 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use prost::Message as _;
 use ring::digest;
+use russh::keys::PrivateKey;
 use russh::keys::ssh_key::HashAlg;
-use russh::keys::ssh_key::private::{Ed25519Keypair, KeypairData};
-use russh::keys::{Algorithm, PrivateKey};
 use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
 use russh::{Channel, ChannelId, MethodKind, MethodSet};
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::CancellationToken;
 
 use crate::model::remote_step::{
     ENROLL_BEGIN, PROBE_BEGIN, RemoteStep, UPLOAD_BEGIN, probe_key, upload_status,
@@ -37,10 +33,11 @@ use crate::model::shell_words;
 use crate::proto::agent::v1 as wire;
 use crate::roleserver::enrolment::REQUEST_LIMIT_BYTES;
 use crate::simulator::agent;
+use crate::simulator::cuttable::Cuttable;
 use crate::simulator::fleet::Fleet;
+use crate::simulator::host_key;
 use crate::simulator::journal::{Call, OpenCall, Outcome};
-use crate::simulator::machine::{Event, SshFace};
-use crate::simulator::seed::Seed;
+use crate::simulator::machine::{Event, Refusal, SshFace};
 
 /// A shell's exit status for a program that it cannot find.
 const NOT_FOUND: u32 = 127;
@@ -50,12 +47,6 @@ const SLOW: Duration = Duration::from_secs(2);
 const LAST_BREATH: Duration = Duration::from_millis(200);
 /// How long a connection may say nothing.
 const INACTIVITY: Duration = Duration::from_mins(2);
-
-/// The host key a machine presents, of the generation given.
-pub fn host_key(seed: Seed, index: u32, generation: u32) -> Result<PrivateKey, russh::keys::ssh_key::Error> {
-    let pair = Ed25519Keypair::from_seed(&seed.bytes("host key", index, generation.into()));
-    PrivateKey::new(KeypairData::Ed25519(pair), "")
-}
 
 /// Serves until told to stop; connections end with it.
 pub(crate) async fn serve(
@@ -70,13 +61,15 @@ pub(crate) async fn serve(
     let config = match face {
         SshFace::Closed => return,
         SshFace::Silent => None,
-        SshFace::Open { host_key: generation } => match host_key(fleet.nature.seed, place, generation) {
-            Ok(key) => Some(Arc::new(config(key))),
-            Err(error) => {
-                tracing::error!(machine = %id, %error, "no host key");
-                return;
+        SshFace::Open { host_key: generation } => {
+            match host_key::private(fleet.nature.seed, place, generation) {
+                Ok(key) => Some(Arc::new(config(key))),
+                Err(error) => {
+                    tracing::error!(machine = %id, %error, "no host key");
+                    return;
+                }
             }
-        },
+        }
     };
     let mut connections = JoinSet::new();
     loop {
@@ -109,8 +102,7 @@ pub(crate) async fn serve(
                     key: String::new(),
                     running: HashMap::new(),
                 };
-                let cut = Box::pin(stop.clone().cancelled_owned());
-                let stream = Cuttable { stream, cut };
+                let stream = Cuttable::new(stream, stop.clone());
                 connections.spawn(converse(Arc::clone(config), stream, connection, call));
             }
             // A hanging machine's kernel completes the handshake of TCP, and that is all.
@@ -144,44 +136,6 @@ async fn converse(config: Arc<Config>, stream: Cuttable, connection: Connection,
     match outcome {
         Ok(()) => call.end(Outcome::Ok, &json!({})),
         Err(error) => call.end(Outcome::Failed, &json!({ "error": error.to_string() })),
-    }
-}
-
-/// A connection that ends when its machine goes down. russh runs a session in a task of its own that
-/// cannot be aborted from here; the end of its input ends it, and with it the connection.
-struct Cuttable {
-    stream: TcpStream,
-    cut: Pin<Box<WaitForCancellationFutureOwned>>,
-}
-
-impl AsyncRead for Cuttable {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        if self.cut.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Err(std::io::ErrorKind::ConnectionAborted.into()));
-        }
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Cuttable {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -385,7 +339,7 @@ impl Connection {
             );
             return Ended::badly(status, stderr);
         }
-        let kept: Result<(), crate::simulator::machine::Refusal> = self.fleet.change(self.index, |record| {
+        let kept: Result<(), Refusal> = self.fleet.change(self.index, |record| {
             record.uploads.insert(path, digest.clone());
             Ok(((), None))
         });
@@ -481,13 +435,6 @@ fn send(channel: ChannelId, session: &mut Session, ended: Ended) -> Result<(), r
     session.close(channel)
 }
 
-/// The host key's algorithm and public blob, as a provider vouches for it.
-#[must_use]
-pub fn public_host_key(seed: Seed, index: u32, generation: u32) -> Option<(String, Vec<u8>)> {
-    let key = host_key(seed, index, generation).ok()?;
-    Some((Algorithm::Ed25519.to_string(), key.public_key().to_bytes().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -500,14 +447,5 @@ mod tests {
         for line in ["systemctl rebootx", "echo reboot", "sudo -n", "shutdown now", "reboot --help"] {
             assert!(!is_reboot(&shell_words::split(line).unwrap()), "{line}");
         }
-    }
-
-    #[test]
-    fn a_host_key_follows_from_seed_machine_and_generation() {
-        let key = |seed, index, generation| public_host_key(Seed(seed), index, generation).unwrap();
-        assert_eq!(key(1, 2, 0), key(1, 2, 0));
-        assert_ne!(key(1, 2, 0), key(1, 2, 1));
-        assert_ne!(key(1, 2, 0), key(1, 3, 0));
-        assert_eq!(key(1, 2, 0).0, "ssh-ed25519");
     }
 }

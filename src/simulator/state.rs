@@ -151,9 +151,15 @@ impl FleetState {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(StateError::Io { doing: "read it", path: path.to_owned(), source }),
         };
-        serde_json::from_slice(&text)
-            .map(Some)
-            .map_err(|source| StateError::Content { path: path.to_owned(), source })
+        let unreadable = |source| StateError::Content { path: path.to_owned(), source };
+        let state: Self = serde_json::from_slice(&text).map_err(unreadable)?;
+        if state.version != VERSION {
+            let found = state.version;
+            return Err(unreadable(serde::de::Error::custom(format!(
+                "it has version {found}, not {VERSION}"
+            ))));
+        }
+        Ok(Some(state))
     }
 
     /// Replaces the file with this fleet.
@@ -257,6 +263,10 @@ mod tests {
         std::fs::write(&path, "{\"version\":").unwrap();
         let error = FleetState::load(&path).unwrap_err().to_string();
         assert!(error.contains("fleet.json") && error.contains("line 1"), "{error}");
+        let newer = FleetState { version: VERSION + 1, ..FleetState::new(Seed(3), 1, DateTime::UNIX_EPOCH) };
+        newer.save(&path).unwrap();
+        let error = FleetState::load(&path).unwrap_err().to_string();
+        assert!(error.contains("version 2, not 1"), "{error}");
     }
 
     #[test]

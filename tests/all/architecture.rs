@@ -20,11 +20,25 @@ const PLAN: &[(&str, &[&str])] = &[
     ("server", &["providers", "takeover", "bmdb", "model"]),
     ("manager", &["providers", "takeover", "bmdb", "model"]),
     ("cli", &["providers", "takeover", "bmdb", "model"]),
+    // The service as a whole: the one room that knows both the loops and what listens, so that neither
+    // has to know the other. It starts the simulator as a process and takes its flags.
+    ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
     ("roleserver", &["model"]),
     ("simulator", &["roleserver", "model"]),
     (
         "bin",
-        &["server", "manager", "cli", "providers", "takeover", "bmdb", "model", "roleserver", "simulator"],
+        &[
+            "service",
+            "server",
+            "manager",
+            "cli",
+            "providers",
+            "takeover",
+            "bmdb",
+            "model",
+            "roleserver",
+            "simulator",
+        ],
     ),
 ];
 

@@ -63,8 +63,8 @@ async fn mode_of_this_run_is_what_the_server_was_sent() -> anyhow::Result<()> {
         .bind(word)
     };
     for (word, allowed) in [
-        (r"skip\s+locked", kit.database.mode().skip_locked()),
-        (r"\m(pg_notify|notify|listen)\M", kit.database.mode().notify()),
+        (r"skip\s+locked", kit.database.mode().has_skip_locked_and_notify()),
+        (r"\m(pg_notify|notify|listen)\M", kit.database.mode().has_skip_locked_and_notify()),
     ] {
         let (calls, example) = sent(word).fetch_one(&mut server).await?;
         assert_eq!(calls > 0, allowed, "{word}: {calls} times, such as {example:?}");

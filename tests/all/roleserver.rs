@@ -1,167 +1,25 @@
 //! The role server as a shepherd meets it: the real program, enrolled over its
 //! standard streams, calling a real server over mutual TLS.
-//!
-//! The server here shares no code with `server/`: it takes any client
-//! certificate whose handshake signature holds and notes each heartbeat with the
-//! key that proved it.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use prost::Message as _;
-use rustls::DigitallySignedStruct;
-use rustls::crypto::{CryptoProvider, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use shepherd::proto::agent::v1 as wire;
-use shepherd::proto::agent::v1::agent_callback_server::{AgentCallback, AgentCallbackServer};
 use shepherd::proto::agent::v1::enroll_error::Kind;
 use shepherd::proto::agent::v1::enroll_response::Result as Answer;
 use shepherd::roleserver::running::Process;
 use shepherd::roleserver::state_directory::StateDirectory;
-use tokio_rustls::TlsAcceptor;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::Status;
+
+use self::callback::{Callback, Heard, curious};
+
+pub(crate) mod callback;
 
 const PATIENCE: Duration = Duration::from_mins(1);
-
-/// One heartbeat as it arrived.
-#[derive(Clone, Debug)]
-struct Heard {
-    public_key: Vec<u8>,
-    request: wire::HeartbeatRequest,
-}
-
-type Reply = dyn Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync;
-
-/// A callback server; ends when it is dropped.
-struct Callback {
-    endpoint: String,
-    ca: Vec<u8>,
-    heard: Arc<Mutex<Vec<Heard>>>,
-    _runtime: tokio::runtime::Runtime,
-}
-
-struct Service {
-    heard: Arc<Mutex<Vec<Heard>>>,
-    reply: Arc<Reply>,
-}
-
-#[tonic::async_trait]
-impl AgentCallback for Service {
-    async fn heartbeat(
-        &self,
-        request: Request<wire::HeartbeatRequest>,
-    ) -> Result<Response<wire::HeartbeatResponse>, Status> {
-        let certificates = request.peer_certs().ok_or_else(|| Status::unauthenticated("no certificate"))?;
-        let (_, certificate) = x509_parser::parse_x509_certificate(&certificates[0])
-            .map_err(|error| Status::unauthenticated(error.to_string()))?;
-        let public_key = certificate.public_key().subject_public_key.data.to_vec();
-        let request = request.into_inner();
-        let answer = (self.reply)(&request);
-        self.heard.lock().map_err(|_| Status::internal("poisoned"))?.push(Heard { public_key, request });
-        answer.map(Response::new)
-    }
-}
-
-/// Takes any certificate, and does verify the handshake signature.
-#[derive(Debug)]
-struct AnyKey(Arc<CryptoProvider>);
-
-impl ClientCertVerifier for AnyKey {
-    fn root_hint_subjects(&self) -> &[rustls::DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.3 alone".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
-}
-
-impl Callback {
-    /// Listens on loopback with a certificate of its own, answering by `reply`.
-    fn start(
-        reply: impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static,
-    ) -> Result<Self> {
-        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
-        let ca = made.cert.der().to_vec();
-        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut config = rustls::ServerConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&rustls::version::TLS13])?
-            .with_client_cert_verifier(Arc::new(AnyKey(provider)))
-            .with_single_cert(vec![made.cert.der().clone()], key)?;
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        let acceptor = TlsAcceptor::from(Arc::new(config));
-
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
-        let endpoint = listener.local_addr()?.to_string();
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let service = Service { heard: heard.clone(), reply: Arc::new(reply) };
-        let (sender, streams) = tokio::sync::mpsc::channel(8);
-        runtime.spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, sender) = (acceptor.clone(), sender.clone());
-                tokio::spawn(async move {
-                    if let Ok(stream) = acceptor.accept(stream).await {
-                        let _ = sender.send(Ok::<_, std::io::Error>(stream)).await;
-                    }
-                });
-            }
-        });
-        runtime.spawn(
-            tonic::transport::Server::builder()
-                .add_service(AgentCallbackServer::new(service))
-                .serve_with_incoming(ReceiverStream::new(streams)),
-        );
-        Ok(Self { endpoint, ca, heard, _runtime: runtime })
-    }
-
-    fn heard(&self) -> Vec<Heard> {
-        self.heard.lock().map(|heard| heard.clone()).unwrap_or_default()
-    }
-}
-
-/// A server that wants a report until it has one of that incarnation.
-fn curious()
--> impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static {
-    |request| {
-        let wants_hardware_report = request.hardware_report.is_none();
-        Ok(wire::HeartbeatResponse { wants_hardware_report, ..Default::default() })
-    }
-}
 
 /// One machine: a state directory whose processes end with it.
 struct Machine {
@@ -263,6 +121,13 @@ fn signal(pid: i32, signal: rustix::process::Signal) {
     }
 }
 
+/// Field 6 of `/proc/PID/stat`.
+fn session_of(pid: i32) -> Result<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, fields) = stat.rsplit_once(')').context("no name")?;
+    Ok(fields.split_whitespace().nth(3).context("no session")?.parse()?)
+}
+
 fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
     wire::EnrollRequest {
         machine_id: "0b1a4a52-4a5c-4b66-8a5e-000000000001".to_owned(),
@@ -319,6 +184,10 @@ fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> Result<(
     })?;
     assert!(before[0].request.hardware_report.is_none(), "the first heartbeat is empty");
     assert!(with_report(&before[1]), "the second carries the report");
+    let supervisor = machine.supervisor()?.pid;
+    assert_eq!(session_of(supervisor)?, supervisor, "it outlives the SSH session by leading one of its own");
+    let report = before[1].request.hardware_report.as_ref().context("no report")?;
+    assert!(!report.cpus.is_empty() && report.memory.is_some_and(|memory| memory.installed_bytes > 0));
     for heard in &before {
         assert_eq!(heard.public_key, success.public_key);
         assert_eq!(heard.request.machine_id, request.machine_id);
@@ -383,6 +252,36 @@ fn enrolment_brings_back_what_was_killed_with_its_supervisor() -> Result<()> {
 }
 
 #[test]
+fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let fences = [3, 1, 4, 2];
+    let answers: Vec<Result<_>> = std::thread::scope(|scope| {
+        let asked = fences.map(|fence| {
+            let bytes = request(&callback, fence).encode_to_vec();
+            let machine = &machine;
+            scope.spawn(move || machine.enroll_bytes(&bytes))
+        });
+        asked.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("panicked"))?).collect()
+    });
+    for (fence, answer) in fences.into_iter().zip(answers) {
+        match answer?.1.result {
+            Some(Answer::Success(_)) => {}
+            Some(Answer::Error(error)) => {
+                assert_eq!(error.kind(), Kind::StaleFence, "{error:?}");
+                assert!(error.known_fence > fence, "{error:?}");
+            }
+            None => bail!("no answer"),
+        }
+    }
+    assert_eq!(machine.state().enrolment()?.context("not enrolled")?.access_fence(), 4);
+    assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
+    wait_for("a heartbeat of the highest fence", || {
+        Ok(callback.heard().last().is_some_and(|heard| heard.request.access_fence == 4).then_some(()))
+    })
+}
+
+#[test]
 fn refused_enrolment_changes_nothing() -> Result<()> {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
@@ -431,6 +330,29 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> Resul
     assert!(text.contains("access 1"), "{text}");
     assert!(text.contains(&format!("to {}", callback.endpoint)), "{text}");
     Ok(())
+}
+
+#[test]
+fn endpoint_that_accepts_and_says_nothing_is_left_after_the_time_limit() -> Result<()> {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let endpoints = vec![silent.local_addr()?.to_string(), callback.endpoint.clone()];
+    machine.enroll(&wire::EnrollRequest { endpoints, ..request(&callback, 1) })?;
+    wait_for("heartbeats at the other endpoint", || Ok((callback.heard().len() >= 2).then_some(())))
+}
+
+#[test]
+fn lost_key_is_made_anew_and_the_agent_proves_the_new_one() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = Machine::new()?;
+    let first = machine.enroll(&request(&callback, 1))?;
+    std::fs::remove_file(machine.path().join("identity.pk8"))?;
+    let second = machine.enroll(&request(&callback, 1))?;
+    assert_ne!(first.public_key, second.public_key);
+    wait_for("a heartbeat with the new key", || {
+        Ok(callback.heard().iter().any(|heard| heard.public_key == second.public_key).then_some(()))
+    })
 }
 
 #[test]

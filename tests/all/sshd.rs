@@ -49,6 +49,8 @@ pub(crate) struct Setup {
     pub(crate) config: String,
     /// Replaces `/etc/shadow` for this server alone, in a mount namespace of its own.
     pub(crate) shadow: Option<String>,
+    /// Mounts a filesystem in memory at `~/.local` with these options, in a mount namespace of its own.
+    pub(crate) local: Option<&'static str>,
 }
 
 impl Default for Setup {
@@ -60,6 +62,7 @@ impl Default for Setup {
             environment: String::new(),
             config: String::new(),
             shadow: None,
+            local: None,
         }
     }
 }
@@ -111,17 +114,26 @@ impl Sshd {
         )?;
         fs::write(root.join("config"), config)?;
 
-        let mut command = if let Some(shadow) = &setup.shadow {
+        let mut mounts = String::new();
+        if let Some(shadow) = &setup.shadow {
             let path = root.join("shadow");
             fs::write(&path, shadow)?;
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-            let mut command = Command::new("unshare");
-            // The mount is private to this namespace and goes with it.
-            command.args(["--mount", "--propagation", "private", "sh", "-c"]);
-            command.arg("mount --bind \"$0\" /etc/shadow && exec /usr/sbin/sshd \"$@\"").arg(path);
-            command
-        } else {
+            write!(mounts, "mount --bind {} /etc/shadow && ", path.display())?;
+        }
+        if let Some(options) = setup.local {
+            let path = root.join("home/.local");
+            fs::create_dir(&path)?;
+            write!(mounts, "mount -t tmpfs -o {options} tmpfs {} && ", path.display())?;
+        }
+        let mut command = if mounts.is_empty() {
             Command::new("/usr/sbin/sshd")
+        } else {
+            let mut command = Command::new("unshare");
+            // The mounts are private to this namespace and go with it.
+            command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+            command.arg(mounts + "exec /usr/sbin/sshd \"$@\"").arg("sshd");
+            command
         };
         command.args(["-D", "-e", "-f"]).arg(root.join("config"));
         let (child, port) = Self::listen(command, root)?;

@@ -492,6 +492,23 @@ async fn an_upload_that_arrives_damaged_keeps_the_old_agent() {
     assert_eq!(uploaded_names(&sshd), ["roleserver"]);
 }
 
+#[tokio::test]
+async fn a_filesystem_that_cannot_hold_or_run_the_agent_is_told_as_such() {
+    for (options, said) in [
+        ("noexec", "its filesystem there does not allow programs (mounted noexec)"),
+        ("size=256k", "there is no space left on the machine's filesystem"),
+        ("ro", "the machine's filesystem is read-only"),
+    ] {
+        let sshd = machine(Setup { local: Some(options), ..Setup::default() }).unwrap();
+        let agent = fake_agent(4_000_000).unwrap();
+        let error = take(&sshd, &HostKeyExpectation::PinOnFirstUse, &agent).await.unwrap_err();
+        let TakeoverError::Remote { step: "upload", reason, .. } = &error else {
+            panic!("{options}: {error}")
+        };
+        assert!(reason.starts_with(said), "{options}: {reason}");
+    }
+}
+
 /// Passes bytes on until the client has sent `budget`, then cuts both sides.
 async fn cutting_proxy(to: u16, budget: Arc<AtomicU64>) -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;

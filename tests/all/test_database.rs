@@ -14,12 +14,15 @@ async fn the_address_carries_the_mode_and_the_clock() -> anyhow::Result<()> {
     let database = TestDatabase::create("the_mode").await?;
     let options: PgConnectOptions = database.url().parse()?;
     let mut connection = options.connect().await?;
+    let bmdb = database.bmdb().await?;
     for (setting, expected) in [
         ("SHOW default_transaction_isolation", database.mode().isolation()),
         ("SHOW search_path", "shim, public, pg_catalog"),
     ] {
         let value: String = sqlx::query_scalar(setting).fetch_one(&mut connection).await?;
         assert_eq!(value.replace(',', ", ").replace("  ", " "), expected);
+        let value: String = sqlx::query_scalar(setting).fetch_one(bmdb.pool()).await?;
+        assert_eq!(value, expected);
     }
     Ok(())
 }
@@ -110,9 +113,27 @@ fn an_unknown_mode_is_refused_by_name() {
     let said = "fast".parse::<Mode>().unwrap_err().to_string();
     assert_eq!(said, "\"fast\" is no test mode; give skip-locked, waiting or serializable");
     for mode in ["skip-locked", "waiting", "serializable"] {
-        assert_eq!(mode.parse::<Mode>().unwrap().notify(), mode == "skip-locked");
-        assert_eq!(mode.parse::<Mode>().unwrap().skip_locked(), mode == "skip-locked");
+        assert_eq!(mode.parse::<Mode>().unwrap().has_skip_locked_and_notify(), mode == "skip-locked");
     }
+}
+
+#[tokio::test]
+async fn a_mode_is_proved_by_the_statements_that_were_sent() -> anyhow::Result<()> {
+    let database = TestDatabase::create("proof").await?;
+    let mode = database.mode();
+    let pool = database.pool().await?;
+    sqlx::raw_sql("CREATE TABLE public.one (x int)").execute(&pool).await?;
+    sqlx::query("SELECT x FROM one -- skip locked, notify").execute(&pool).await?;
+    sqlx::query("SELECT x FROM one FOR UPDATE\n SKIP  LOCKED").execute(&pool).await?;
+    sqlx::query("NOTIFY somebody").execute(&pool).await?;
+    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || drop(database)));
+    assert_eq!(dropped.is_ok(), mode.has_skip_locked_and_notify());
+    if let Err(said) = dropped {
+        let said = said.downcast_ref::<String>().unwrap();
+        assert!(said.contains("SKIP  LOCKED") && said.contains("NOTIFY somebody"), "{said}");
+        assert!(!said.contains("skip locked, notify"), "{said}");
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -20,10 +20,14 @@ use crate::roleserver::commands::CommandError;
 use crate::roleserver::enrolment::{self, EnrollError, REQUEST_LIMIT_BYTES};
 use crate::roleserver::running::program_digest;
 use crate::roleserver::state_directory::{Held, Lock, StateDirectory, StateError};
-use crate::roleserver::supervision::{self, Plan, Systemd, Wanted, Wish};
+use crate::roleserver::supervision::{self, Plan, Wanted, Wish};
+use crate::roleserver::systemd::Systemd;
 
 /// How long another enrolment of the same machine may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a request may take to arrive.
+const REQUEST_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Answers one request.
 pub fn execute(state_directory: &Path, home: Option<&Path>, wish: Wish) -> Result<(), CommandError> {
@@ -35,13 +39,7 @@ pub fn execute(state_directory: &Path, home: Option<&Path>, wish: Wish) -> Resul
                 .to_owned(),
         ));
     }
-    let mut bytes = Vec::new();
-    let limit = u64::try_from(REQUEST_LIMIT_BYTES).unwrap_or(u64::MAX) + 1;
-    input
-        .lock()
-        .take(limit)
-        .read_to_end(&mut bytes)
-        .map_err(|error| CommandError::Failed(format!("reading the request failed: {error}")))?;
+    let bytes = read_request(input)?;
     let answer = decode(&bytes)
         .and_then(|request| enroll(state_directory, home, wish, request))
         .unwrap_or_else(|error| {
@@ -53,6 +51,26 @@ pub fn execute(state_directory: &Path, home: Option<&Path>, wish: Wish) -> Resul
         .write_all(&answer.encode_to_vec())
         .and_then(|()| output.flush())
         .map_err(|error| CommandError::Failed(format!("writing the answer failed: {error}")))
+}
+
+/// Reads to the end, within limits of size and time: a session that was cut in a
+/// way that nobody noticed must not leave a process waiting for ever.
+fn read_request(input: std::io::Stdin) -> Result<Vec<u8>, CommandError> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let limit = u64::try_from(REQUEST_LIMIT_BYTES).unwrap_or(u64::MAX) + 1;
+        let mut bytes = Vec::new();
+        let read = input.lock().take(limit).read_to_end(&mut bytes);
+        // Nobody listens any more once the time is over.
+        let _ = sender.send(read.map(|_| bytes));
+    });
+    receiver
+        .recv_timeout(REQUEST_PATIENCE)
+        .map_err(|_| {
+            let seconds = REQUEST_PATIENCE.as_secs();
+            CommandError::Failed(format!("standard input did not end within {seconds} s; a request does"))
+        })?
+        .map_err(|error| CommandError::Failed(format!("reading the request failed: {error}")))
 }
 
 fn decode(bytes: &[u8]) -> Result<wire::EnrollRequest, EnrollError> {
@@ -76,12 +94,16 @@ fn enroll(
     let _held = patiently_lock(&state).map_err(|error| failed(&error))?;
 
     let kept = state.enrolment().map_err(|error| failed(&error))?;
-    let enrolment = enrolment::enroll(kept.as_ref(), &request)?;
+    let mut enrolment = enrolment::enroll(kept.as_ref(), &request)?;
     let plan = supervision::plan(wish, supervision::look()).map_err(|error| failed(&error))?;
-    let identity = state.identity_or_new().map_err(|error| failed(&error))?;
+    if kept.is_some() && state.identity().map_err(|error| failed(&error))?.is_none() {
+        // Somebody removed the key; an agent that still runs has the old one in memory.
+        enrolment.revision += 1;
+    }
     if kept.as_ref() != Some(&enrolment) {
         state.keep_enrolment(&enrolment).map_err(|error| failed(&error))?;
     }
+    let identity = state.identity_or_new().map_err(|error| failed(&error))?;
 
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let program_sha256 = program_digest(Path::new("/proc/self/exe")).map_err(|error| failed(&error))?;

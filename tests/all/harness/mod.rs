@@ -1,5 +1,6 @@
 //! What the tests stand on.
 
+pub(crate) mod callback;
 pub(crate) mod mode;
 pub(crate) mod postgres;
 pub(crate) mod source;

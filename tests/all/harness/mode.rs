@@ -1,12 +1,14 @@
 //! The three ways in which the whole suite passes.
 //!
 //! `SHEPHERD_TEST_MODE` names one for the run; the default is the way a PostgreSQL server is used in
-//! earnest. The other two are what databases without `SKIP LOCKED` and `NOTIFY` are like.
+//! earnest. The other two are what databases without `SKIP LOCKED` and `NOTIFY` are like. Each mode proves
+//! itself: when a test's database is dropped, the statements that it was sent are read back.
 
 use std::env;
 use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
+use shepherd::bmdb::connection::Dialect;
 
 /// One way to use the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,15 @@ impl Mode {
         }
     }
 
+    /// The same, as the BMDB is told.
+    pub(crate) fn dialect(self) -> Dialect {
+        match self {
+            Self::SkipLocked => Dialect::POSTGRES,
+            Self::Waiting => Dialect::WAITING,
+            Self::Serializable => Dialect::SERIALIZABLE,
+        }
+    }
+
     /// What `SHOW default_transaction_isolation` answers.
     pub(crate) fn isolation(self) -> &'static str {
         match self {
@@ -37,15 +48,34 @@ impl Mode {
         }
     }
 
-    /// Whether statements may say `SKIP LOCKED`.
-    pub(crate) fn skip_locked(self) -> bool {
+    /// Whether statements may say `SKIP LOCKED`, and transactions `NOTIFY`.
+    pub(crate) fn has_skip_locked_and_notify(self) -> bool {
         self == Self::SkipLocked
     }
 
-    /// Whether transactions may say `NOTIFY`.
-    pub(crate) fn notify(self) -> bool {
-        self == Self::SkipLocked
+    /// Of statements that were sent, those that this mode does without.
+    pub(crate) fn forbidden(self, statements: Vec<String>) -> Vec<String> {
+        let says_it = |statement: &String| {
+            let words = words_of(statement);
+            let pair = |first, second| words.windows(2).any(|pair| pair[0] == first && pair[1] == second);
+            let word = |one: &str| words.iter().any(|word| word == one);
+            pair("skip", "locked") || word("notify") || word("pg_notify") || word("listen")
+        };
+        if self.has_skip_locked_and_notify() {
+            return Vec::new();
+        }
+        statements.into_iter().filter(says_it).collect()
     }
+}
+
+/// The words of a statement without its comments, in lower case.
+fn words_of(statement: &str) -> Vec<String> {
+    let code: Vec<&str> = statement.lines().filter_map(|line| line.split("--").next()).collect();
+    let code = code.join(" ").to_ascii_lowercase();
+    code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+        .filter(|w| !w.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 impl FromStr for Mode {

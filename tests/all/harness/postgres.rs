@@ -8,16 +8,15 @@
 //! wants nobody connected to a template while it is copied, and each test has an async runtime that
 //! ends with it, so no connection can be shared between tests.
 
-use std::path::Path;
 use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
 use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
-use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool};
 use tokio::sync::oneshot;
 
 use crate::harness::mode::Mode;
@@ -30,7 +29,7 @@ static KEEPER: LazyLock<Result<mpsc::Sender<Request>, String>> = LazyLock::new(s
 
 enum Request {
     Create { name: String, answer: oneshot::Sender<anyhow::Result<Urls>> },
-    Drop { name: String },
+    Drop { name: String, answer: mpsc::Sender<anyhow::Result<Vec<String>>> },
 }
 
 struct Urls {
@@ -74,6 +73,16 @@ impl TestDatabase {
         &self.server
     }
 
+    /// The BMDB as a program has it, with the policy read.
+    pub(crate) async fn bmdb(&self) -> anyhow::Result<Bmdb> {
+        let mut settings = ConnectionSettings::from_url(&self.url, "shepherd tests")?;
+        settings.dialect = self.mode.dialect();
+        settings.search_path = Some("shim, public, pg_catalog".to_owned());
+        let bmdb = Bmdb::connect(settings).await?;
+        bmdb.read_policy().await?;
+        Ok(bmdb)
+    }
+
     /// A pool for a test's own looking and preparing. It ends with the test's runtime.
     pub(crate) async fn pool(&self) -> anyhow::Result<PgPool> {
         let options: PgConnectOptions = self.url.parse()?;
@@ -97,11 +106,14 @@ impl TestDatabase {
 }
 
 impl Drop for TestDatabase {
+    /// Fails the test when something it ran sent a statement that the mode does without.
     fn drop(&mut self) {
-        if let Ok(keeper) = keeper() {
-            // The keeper is gone only when the process ends, and the server with it.
-            let _ = keeper.send(Request::Drop { name: self.name.clone() });
-        }
+        let (answer, answered) = mpsc::channel();
+        let sent = keeper().map(|keeper| keeper.send(Request::Drop { name: self.name.clone(), answer }));
+        let statements = sent.and_then(|_| answered.recv()?);
+        let forbidden = statements.map(|statements| self.mode.forbidden(statements));
+        let proved = forbidden.as_ref().is_ok_and(Vec::is_empty);
+        assert!(proved || thread::panicking(), "the mode {:?} is not kept: {forbidden:#?}", self.mode);
     }
 }
 
@@ -146,7 +158,9 @@ async fn serve(postgres: &PrivatePostgres, request: Request) {
             // Nobody listens when the test was given up meanwhile; the server's end tidies up.
             let _ = answer.send(urls);
         }
-        Request::Drop { name } => {
+        Request::Drop { name, answer } => {
+            // Somebody listens, unless the process is ending.
+            let _ = answer.send(sent_statements(postgres, &name).await);
             let statement = format!("DROP DATABASE \"{name}\" WITH (FORCE)");
             if let Err(error) = administer(postgres, statement).await {
                 tracing::warn!(name, "a test database was not dropped: {error:#}");
@@ -164,12 +178,13 @@ async fn prepare() -> anyhow::Result<PrivatePostgres> {
     postgres.create_database(TEMPLATE).await?;
     // `public` first, so that tables are made there; what the migrations bind for good (defaults,
     // views) then still finds the test clock before PostgreSQL's own.
-    let url = format!("{}&options=-c%20search_path=public,shim,pg_catalog", postgres.url(TEMPLATE));
-    let options: PgConnectOptions = url.parse()?;
-    let mut connection = options.connect().await?;
-    sqlx::raw_sql(include_str!("shim.sql")).execute(&mut connection).await.context("shim.sql")?;
-    migrate(&mut connection).await?;
-    connection.close().await?;
+    let mut settings = ConnectionSettings::from_url(&postgres.url(TEMPLATE), "shepherd tests")?;
+    settings.search_path = Some("public, shim, pg_catalog".to_owned());
+    let template = Bmdb::connect(settings).await?;
+    sqlx::raw_sql(include_str!("shim.sql")).execute(template.pool()).await.context("shim.sql")?;
+    template.migrate().await?;
+    // Nobody may be connected to a database that is copied.
+    template.close().await;
     Ok(postgres)
 }
 
@@ -181,12 +196,22 @@ fn server_connections() -> u16 {
     u16::try_from((at_once + 2) * CONNECTIONS_PER_TEST).unwrap_or(u16::MAX).min(5000)
 }
 
-async fn migrate(connection: &mut PgConnection) -> anyhow::Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
-    if folder.exists() {
-        Migrator::new(folder).await?.run(connection).await?;
-    }
-    Ok(())
+/// Every statement that a database was sent, which the server then forgets: it counts 5,000 in all.
+async fn sent_statements(postgres: &PrivatePostgres, name: &str) -> anyhow::Result<Vec<String>> {
+    let options: PgConnectOptions = postgres.url("postgres").parse()?;
+    let mut connection = options.connect().await?;
+    let statements = sqlx::query_scalar(
+        "SELECT s.query FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1",
+    )
+    .bind(name)
+    .fetch_all(&mut connection)
+    .await?;
+    sqlx::query("SELECT pg_stat_statements_reset(0, oid, 0) FROM pg_database WHERE datname = $1")
+        .bind(name)
+        .execute(&mut connection)
+        .await?;
+    connection.close().await?;
+    Ok(statements)
 }
 
 async fn administer(postgres: &PrivatePostgres, statement: String) -> anyhow::Result<()> {

@@ -1,0 +1,6 @@
+-- Somebody still listens. Finds nothing when this shard has not committed for longer than counts as
+-- listening.
+UPDATE fleet_listening l
+SET last_commit = clock_timestamp()
+FROM policy p
+WHERE l.shard = $1 AND l.last_commit > clock_timestamp() - p.listening_gap_ms * INTERVAL '1 millisecond'

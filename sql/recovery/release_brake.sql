@@ -1,0 +1,1 @@
+DELETE FROM brake WHERE kind = 'recovery' AND scope = $1 RETURNING scope

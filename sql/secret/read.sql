@@ -1,0 +1,1 @@
+SELECT sealed FROM sealed_secret WHERE name = $1

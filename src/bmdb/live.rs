@@ -1,0 +1,68 @@
+//! Counts of the moment: what is held, and how many machines are in which phase.
+
+use std::collections::BTreeMap;
+
+use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::error::BmdbError;
+
+/// What is held at this moment, by anybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveCounts {
+    /// Work items.
+    pub work: i64,
+    /// Sessions that are not closed.
+    pub sessions: i64,
+}
+
+/// A machine that is not Ready, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotReady {
+    /// Its provider's name for it, or its id.
+    pub name: String,
+    /// Its indexed phase.
+    pub phase: String,
+    /// What it waits for.
+    pub reason: String,
+    /// What failed last, if something did.
+    pub cause: Option<String>,
+    /// `file:line` of the decision.
+    pub decided_at: String,
+}
+
+impl Bmdb {
+    /// Machines that are not Ready, `limit` of them at the most.
+    pub async fn not_ready(&self, limit: i64) -> Result<Vec<NotReady>, BmdbError> {
+        let rows = sqlx::query_file!("sql/fleet/not_ready.sql", limit)
+            .fetch_all(self.pool())
+            .await
+            .doing("listing machines that are not ready")?;
+        Ok(rows
+            .into_iter()
+            .map(|row| NotReady {
+                name: row.provider_id.unwrap_or_else(|| row.machine_id.to_string()),
+                phase: row.phase_index,
+                reason: row.reason,
+                cause: row.cause,
+                decided_at: row.decided_at,
+            })
+            .collect())
+    }
+
+    /// Counts live work and open sessions.
+    pub async fn live_counts(&self) -> Result<LiveCounts, BmdbError> {
+        let row = sqlx::query_file!("sql/fleet/live_counts.sql")
+            .fetch_one(self.pool())
+            .await
+            .doing("counting live work")?;
+        Ok(LiveCounts { work: row.work, sessions: row.sessions })
+    }
+
+    /// Counts machines by indexed phase. Reads an index over the whole fleet.
+    pub async fn indexed_phases(&self) -> Result<BTreeMap<String, i64>, BmdbError> {
+        let rows = sqlx::query_file!("sql/fleet/phases.sql")
+            .fetch_all(self.pool())
+            .await
+            .doing("counting machines by phase")?;
+        Ok(rows.into_iter().map(|row| (row.phase, row.count)).collect())
+    }
+}

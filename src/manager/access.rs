@@ -1,0 +1,224 @@
+//! Getting at a machine: what the initializer and the recoverer share.
+//!
+//! Turns facts into an SSH target, an expectation of its host key and an
+//! enrolment request that carries the fence of the work; and what came of it
+//! into changes of facts.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::bmdb::change::{FactChange, HostKeySource, NewAgent};
+use crate::bmdb::facts::Snapshot;
+use crate::bmdb::work::Work;
+use crate::manager::control_loop::HandlerError;
+use crate::proto::agent::v1::{EnrollRequest, EnrollSuccess, Supervision};
+use crate::takeover::agent_binary::{AgentBinary, AgentBinaryError};
+use crate::takeover::exec::RunOutcome;
+use crate::takeover::host_keys::HostKeyExpectation;
+use crate::takeover::session::{SshSession, SshSettings, SshTarget};
+use crate::takeover::take_over::{TakenOver, TakeoverError, take_over};
+
+/// How machines are reached, and what is put on them.
+pub struct Access {
+    /// Key, password and limits.
+    pub ssh: SshSettings,
+    /// User for machines whose provider names none.
+    pub user: String,
+    /// The role server to put there.
+    pub agent: AgentFile,
+    /// Where it goes on the machine.
+    pub agent_path: String,
+    /// `host:port` of the callback servers.
+    pub endpoints: Vec<String>,
+    /// What their certificates chain to, DER.
+    pub ca_certificates: Vec<Vec<u8>>,
+    /// Which BMDB the machine belongs to from then on.
+    pub bmdb_id: Uuid,
+}
+
+/// The agent program on this host; read again when the file changes.
+pub struct AgentFile {
+    path: PathBuf,
+    loaded: Mutex<Option<(SystemTime, u64, Arc<AgentBinary>)>>,
+}
+
+impl AgentFile {
+    /// The program at `path`, not read yet.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, loaded: Mutex::new(None) }
+    }
+
+    /// The program as it is now. All uploads of one version share one copy.
+    pub async fn load(&self) -> Result<Arc<AgentBinary>, AgentBinaryError> {
+        let stamp = tokio::fs::metadata(&self.path)
+            .await
+            .ok()
+            .and_then(|metadata| Some((metadata.modified().ok()?, metadata.len())));
+        if let Some((modified, length)) = stamp
+            && let Some((known, known_length, binary)) =
+                &*self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+            && (*known, *known_length) == (modified, length)
+        {
+            return Ok(binary.clone());
+        }
+        let binary = Arc::new(AgentBinary::load(&self.path).await?);
+        if let Some((modified, length)) = stamp {
+            let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+            *loaded = Some((modified, length, binary.clone()));
+        }
+        Ok(binary)
+    }
+}
+
+impl Access {
+    /// Where the machine answers SSH, by what its provider says.
+    pub fn target(&self, snapshot: &Snapshot) -> Result<SshTarget, HandlerError> {
+        let provided = snapshot
+            .facts
+            .provided
+            .as_ref()
+            .ok_or_else(|| HandlerError::new("no provider has handed the machine over"))?;
+        let host = provided
+            .address
+            .clone()
+            .ok_or_else(|| HandlerError::new("its provider has given no address for it"))?;
+        Ok(SshTarget {
+            host,
+            port: provided.ssh_port.unwrap_or(22),
+            user: provided.ssh_user.clone().unwrap_or_else(|| self.user.clone()),
+        })
+    }
+
+    async fn expectation(&self, work: &Work) -> Result<HostKeyExpectation, HandlerError> {
+        Ok(match work.bmdb().host_key(work.machine()).await? {
+            Some(pinned) => HostKeyExpectation::Pinned(vec![pinned.key]),
+            None => HostKeyExpectation::PinOnFirstUse,
+        })
+    }
+
+    /// Longest time an enrolment may take: every limit on its way, one after the other.
+    fn time_limit(&self) -> Duration {
+        self.ssh.connect_timeout + self.ssh.login_timeout + self.ssh.exec_timeout * 3
+    }
+
+    /// Puts the agent on the machine, or starts it anew there. Returns the facts that follow.
+    pub async fn enroll(&self, work: &Work, snapshot: &Snapshot) -> Result<Vec<FactChange>, HandlerError> {
+        let target = self.target(snapshot)?;
+        let expectation = self.expectation(work).await?;
+        let agent = self.agent.load().await.map_err(|error| HandlerError::new(error.to_string()))?;
+        let (_, policy) = work.bmdb().policy();
+        let request = EnrollRequest {
+            machine_id: work.machine().to_string(),
+            endpoints: self.endpoints.clone(),
+            ca_certificates: self.ca_certificates.clone(),
+            lane: work.process().lane().as_str().to_owned(),
+            fence: work.fence(),
+            bmdb_id: self.bmdb_id.to_string(),
+            heartbeat_interval_seconds: u32::try_from(policy.heartbeat_interval.0.as_secs()).unwrap_or(0),
+        };
+        work.may_call_out()?;
+        let deadline = Instant::now() + self.time_limit();
+        let first_use = matches!(expectation, HostKeyExpectation::PinOnFirstUse);
+        let taken = take_over(
+            &self.ssh,
+            &target,
+            &expectation,
+            &agent,
+            &self.agent_path,
+            &request,
+            deadline,
+            |step| tracing::debug!(?step, "takeover"),
+        )
+        .await;
+        match taken {
+            Ok(taken) => Ok(changes_of(taken, first_use, work.fence())),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    /// Runs an argument vector on the machine. A connection that drops under a reboot is success.
+    pub async fn run(
+        &self,
+        work: &Work,
+        snapshot: &Snapshot,
+        argv: &[String],
+    ) -> Result<String, HandlerError> {
+        let target = self.target(snapshot)?;
+        let expectation = self.expectation(work).await?;
+        work.may_call_out()?;
+        let deadline = Instant::now() + self.time_limit();
+        let session = SshSession::connect(&self.ssh, &target, &expectation, deadline)
+            .await
+            .map_err(|error| refused(&error.into()))?;
+        let outcome = session
+            .run_argv("asking for a reboot", argv)
+            .await
+            .map_err(|error| HandlerError::new(error.to_string()))?;
+        match outcome {
+            RunOutcome::Finished(output) if output.success() => Ok("the command succeeded".to_owned()),
+            RunOutcome::Finished(output) => Err(HandlerError::new(format!(
+                "{} failed on {}: {}",
+                argv.join(" "),
+                target.address(),
+                output.summary()
+            ))),
+            RunOutcome::Unknown { .. } => Ok("the connection dropped while the command ran".to_owned()),
+        }
+    }
+}
+
+fn changes_of(taken: TakenOver, first_use: bool, fence: i64) -> Vec<FactChange> {
+    let mut changes = Vec::new();
+    if first_use {
+        changes.push(FactChange::HostKeyPinned {
+            algorithm: taken.host_key.algorithm,
+            public_key: taken.host_key.key,
+            source: HostKeySource::FirstUse,
+        });
+    }
+    for warning in &taken.success.warnings {
+        tracing::warn!(warning, "the machine enrolled with a warning");
+    }
+    changes.push(FactChange::AgentStarted(new_agent(taken.success, fence)));
+    changes
+}
+
+fn new_agent(success: EnrollSuccess, fence: i64) -> NewAgent {
+    let supervision = match success.supervision() {
+        Supervision::Systemd => "systemd",
+        Supervision::Detached => "detached",
+        Supervision::External => "external",
+        Supervision::Unspecified => "unknown",
+    };
+    NewAgent {
+        public_key: success.public_key,
+        boot_id: (!success.boot_id.is_empty()).then_some(success.boot_id),
+        version: success.agent_version,
+        supervision: supervision.to_owned(),
+        fence,
+    }
+}
+
+/// A failure as a cause; where only a person can help, with the fact that says so.
+fn refused(error: &TakeoverError) -> HandlerError {
+    let cause = error.to_string();
+    let changes = match error {
+        TakeoverError::HostKeyChanged(changed) => vec![
+            FactChange::HostKeyRefused {
+                algorithm: changed.offered.algorithm.clone(),
+                public_key: changed.offered.key.clone(),
+            },
+            FactChange::NeedsHuman(cause.clone()),
+        ],
+        TakeoverError::OtherMachine { .. } | TakeoverError::OtherBmdb { .. } => {
+            vec![FactChange::NeedsHuman(cause.clone())]
+        }
+        _ => Vec::new(),
+    };
+    HandlerError::new(cause).with_changes(changes)
+}

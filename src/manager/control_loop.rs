@@ -1,0 +1,431 @@
+//! The control loop: sources due machines for one process and handles them, N
+//! workers in parallel.
+//!
+//! # How it works
+//!
+//! Every worker holds a session. Idle workers put themselves into a queue; one
+//! claimer per loop claims for all of them in one statement and hands each its
+//! machine. So N workers cost the database one poll, never N, and never fight
+//! each other for the same row.
+//!
+//! A worker runs the handler and ends the work by what it returns. The handler
+//! decides nothing about the lease: it is told to stop by having its future
+//! dropped, when the session is over, when the machine is not due for this any
+//! more, or when the shepherd shuts down. A panic in it fails that one work
+//! item, with the panic's text.
+//!
+//! # For the next loop
+//!
+//! Implement [`ControlLoop`]. Read the facts first ([`Work::snapshot`]) and act
+//! on what they say now: the claim only says that the machine was due when it
+//! was claimed. Ask [`Work::may_call_out`] before every outward call, and write
+//! down what was learnt as changes, in what you return.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::FutureExt;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use crate::bmdb::change::FactChange;
+use crate::bmdb::claim::{Claimed, Claimer, Next};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::session::{Session, Sessions};
+use crate::bmdb::wakeup::WakeUps;
+use crate::bmdb::work::Work;
+use crate::manager::limiter::Limiter;
+use crate::manager::metrics::{LoopMetrics, WorkResult};
+use crate::model::backoff::Backoff;
+use crate::model::process::Process;
+use crate::model::time::Timestamp;
+
+/// One kind of work, as a loop does it.
+#[async_trait]
+pub trait ControlLoop: Send + Sync + 'static {
+    /// Name of the loop: prefix of its flags, label of its metrics, component of its sessions.
+    fn name(&self) -> &'static str;
+
+    /// The process it claims.
+    fn process(&self) -> Process;
+
+    /// The providers whose machines it can handle.
+    fn providers(&self) -> Vec<String>;
+
+    /// Handles one machine. Dropped when the work must stop.
+    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError>;
+}
+
+/// How a handler wants its work ended.
+#[derive(Debug)]
+pub enum Handled {
+    /// Done.
+    Finished {
+        /// What was learnt.
+        changes: Vec<FactChange>,
+        /// For history.
+        detail: String,
+    },
+    /// Not now, and not because it failed.
+    PutOff {
+        /// What was learnt.
+        changes: Vec<FactChange>,
+        /// When to look again.
+        until: Timestamp,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Handled {
+    /// Done, with what was learnt.
+    pub fn finished(changes: Vec<FactChange>, detail: impl Into<String>) -> Self {
+        Self::Finished { changes, detail: detail.into() }
+    }
+}
+
+/// Why a handler failed.
+#[derive(Debug)]
+pub struct HandlerError {
+    /// The sentence that is stored as the cause.
+    pub cause: String,
+    /// Another growing delay than the policy's, for a known way to fail.
+    pub backoff: Option<Backoff>,
+    /// What was learnt all the same.
+    pub changes: Vec<FactChange>,
+}
+
+impl HandlerError {
+    /// A failure with the policy's backoff.
+    pub fn new(cause: impl Into<String>) -> Self {
+        Self { cause: cause.into(), backoff: None, changes: Vec::new() }
+    }
+
+    /// The same with facts that were learnt.
+    #[must_use]
+    pub fn with_changes(mut self, changes: Vec<FactChange>) -> Self {
+        self.changes = changes;
+        self
+    }
+}
+
+impl From<BmdbError> for HandlerError {
+    fn from(error: BmdbError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+/// How a loop is run.
+pub struct LoopSettings {
+    /// Workers; 0 counts as 1.
+    pub parallelism: usize,
+    /// What its statements are limited by.
+    pub limiter: Limiter,
+}
+
+/// What runs a loop needs.
+#[derive(Clone)]
+pub struct LoopContext {
+    /// This process's sessions.
+    pub sessions: Sessions,
+    /// Who wakes it.
+    pub wake_ups: WakeUps,
+    /// Where it counts.
+    pub metrics: LoopMetrics,
+    /// Stop sourcing new work.
+    pub drain: CancellationToken,
+    /// Stop what is under way.
+    pub abort: CancellationToken,
+}
+
+/// An idle worker.
+struct Slot {
+    session: Session,
+    work: oneshot::Sender<Work>,
+}
+
+/// Runs a loop until it is drained: no new work after `drain`, none under way after `abort`.
+/// Returns when every worker has closed its session.
+pub async fn run<L: ControlLoop>(control_loop: Arc<L>, settings: LoopSettings, context: LoopContext) {
+    let (idle, slots) = mpsc::unbounded_channel();
+    let mut tasks = JoinSet::new();
+    for number in 0..settings.parallelism.max(1) {
+        tasks.spawn(worker(control_loop.clone(), number, idle.clone(), context.clone()));
+    }
+    drop(idle);
+    let claimer = Claimer::new(context.sessions.clone(), control_loop.process(), control_loop.providers());
+    let claiming = claim_for(claimer, slots, settings.limiter, context.clone(), control_loop.process());
+    tokio::select! {
+        () = claiming => {}
+        () = context.drain.cancelled() => {}
+    }
+    while let Some(ended) = tasks.join_next().await {
+        if let Err(error) = ended {
+            tracing::error!(loop_name = control_loop.name(), %error, "a worker ended in the middle");
+        }
+    }
+}
+
+/// How long to wait for what the database does not tell.
+struct Pace {
+    /// Grows while nothing is found.
+    poll: Duration,
+    notified: bool,
+}
+
+/// Longest time between two looks where wake-ups are sent.
+const SAFETY_POLL: Duration = Duration::from_secs(5);
+/// First and longest time between two looks where none are.
+const POLL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+impl Pace {
+    fn next(&mut self, next: Next) -> Duration {
+        let ceiling = if self.notified { SAFETY_POLL } else { POLL.1 };
+        let pause = match next {
+            // Due, and yet nothing could be claimed: it waits out a loss, or is another shepherd's.
+            Next::Due => self.poll,
+            Next::In(wait) => wait.min(if self.notified { ceiling } else { self.poll }),
+            Next::Never => {
+                if self.notified {
+                    ceiling
+                } else {
+                    self.poll
+                }
+            }
+        };
+        self.poll = (self.poll * 2).min(if self.notified { Duration::from_secs(1) } else { POLL.1 });
+        pause.mul_f64(0.9 + 0.2 * rand::random::<f64>())
+    }
+}
+
+async fn claim_for(
+    mut claimer: Claimer,
+    mut slots: mpsc::UnboundedReceiver<Slot>,
+    limiter: Limiter,
+    context: LoopContext,
+    process: Process,
+) {
+    let mut idle: Vec<Slot> = Vec::new();
+    let notified = context.sessions.bmdb().dialect().notify;
+    let mut pace = Pace { poll: POLL.0, notified };
+    // Whether to claim without asking first: something was just announced or claimed.
+    let mut eager = true;
+    loop {
+        while let Ok(slot) = slots.try_recv() {
+            idle.push(slot);
+        }
+        idle.retain(|slot| !slot.work.is_closed() && !slot.session.lost().is_cancelled());
+        if idle.is_empty() {
+            let Some(slot) = slots.recv().await else { return };
+            idle.push(slot);
+            continue;
+        }
+        match source(&mut claimer, &idle, &limiter, eager, process).await {
+            Ok(Sourced::Work(work)) => {
+                context.metrics.claimed(work.len());
+                hand_out(work, &mut idle);
+                pace.poll = POLL.0;
+                eager = true;
+            }
+            Ok(Sourced::Contended) => {
+                context.metrics.contended();
+                let pause = Duration::from_millis(2 + u64::from(rand::random::<u8>()) / 16);
+                tokio::time::sleep(pause).await;
+            }
+            Ok(Sourced::Nothing(next)) => {
+                eager = false;
+                let pause = pace.next(next);
+                tokio::select! {
+                    () = context.wake_ups.woken(process) => {
+                        eager = true;
+                        pace.poll = POLL.0;
+                    }
+                    () = tokio::time::sleep(pause) => {}
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%process, %error, "cannot source work; trying again in a second");
+                context.metrics.source_failed();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+enum Sourced {
+    Work(Vec<Work>),
+    Contended,
+    Nothing(Next),
+}
+
+async fn source(
+    claimer: &mut Claimer,
+    idle: &[Slot],
+    limiter: &Limiter,
+    eager: bool,
+    process: Process,
+) -> Result<Sourced, BmdbError> {
+    if !eager {
+        limiter.ready().await;
+        match claimer.probe().await? {
+            Next::Due => {}
+            next => return Ok(Sourced::Nothing(next)),
+        }
+    }
+    if process == Process::Recovery {
+        limiter.ready().await;
+        claimer.rearm_timers().await?;
+    }
+    let sessions: Vec<Session> = idle.iter().map(|slot| slot.session.clone()).collect();
+    limiter.ready().await;
+    match claimer.claim(&sessions).await? {
+        Claimed::Work(work) => Ok(Sourced::Work(work)),
+        Claimed::Contended => Ok(Sourced::Contended),
+        Claimed::Empty => {
+            limiter.ready().await;
+            Ok(Sourced::Nothing(claimer.probe().await?))
+        }
+    }
+}
+
+fn hand_out(work: Vec<Work>, idle: &mut Vec<Slot>) {
+    for item in work {
+        let id = item.session().id();
+        let Some(position) = idle.iter().position(|slot| slot.session.id() == id) else { continue };
+        let slot = idle.swap_remove(position);
+        // A worker that is gone drops the work, which cancels it.
+        drop(slot.work.send(item));
+    }
+}
+
+async fn worker<L: ControlLoop>(
+    control_loop: Arc<L>,
+    number: usize,
+    idle: mpsc::UnboundedSender<Slot>,
+    context: LoopContext,
+) {
+    let details = serde_json::json!({ "worker": number });
+    while !context.drain.is_cancelled() {
+        let session = match context.sessions.start(control_loop.name(), details.clone()).await {
+            Ok(session) => session,
+            Err(error) => {
+                tracing::warn!(loop_name = control_loop.name(), number, %error, "cannot start a session; trying again in a second");
+                tokio::select! {
+                    () = context.drain.cancelled() => {}
+                    () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                }
+                continue;
+            }
+        };
+        context.metrics.session_started();
+        work_under(&*control_loop, &session, &idle, &context).await;
+        if session.lost().is_cancelled() {
+            let because = session.lost_because().unwrap_or_default();
+            tracing::warn!(
+                loop_name = control_loop.name(),
+                number,
+                because,
+                "replacing a session in a second"
+            );
+            tokio::select! {
+                () = context.drain.cancelled() => {}
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+            continue;
+        }
+        context.sessions.drained().await;
+        if let Err(error) = context.sessions.close(&session, "the shepherd shut down").await {
+            tracing::warn!(session = %session.id(), %error, "cannot close a session; the reaper will");
+        }
+        return;
+    }
+}
+
+/// Works under one session until it is over or the loop is drained.
+async fn work_under<L: ControlLoop>(
+    control_loop: &L,
+    session: &Session,
+    idle: &mpsc::UnboundedSender<Slot>,
+    context: &LoopContext,
+) {
+    loop {
+        let (sender, handed) = oneshot::channel();
+        if idle.send(Slot { session: session.clone(), work: sender }).is_err() {
+            return;
+        }
+        let work = tokio::select! {
+            () = session.lost().cancelled() => return,
+            () = context.drain.cancelled() => return,
+            work = handed => match work {
+                Ok(work) => work,
+                Err(_) => return,
+            },
+        };
+        let span = tracing::info_span!(
+            "work",
+            process = %work.process(),
+            machine = %work.machine(),
+            fence = work.fence(),
+        );
+        handle(control_loop, work, context).instrument(span).await;
+        if session.lost().is_cancelled() || context.drain.is_cancelled() {
+            return;
+        }
+    }
+}
+
+async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopContext) {
+    let began = std::time::Instant::now();
+    let stop = work.stop().clone();
+    let outcome = tokio::select! {
+        biased;
+        () = stop.cancelled() => None,
+        () = context.abort.cancelled() => None,
+        outcome = AssertUnwindSafe(control_loop.handle(&work)).catch_unwind() => Some(outcome),
+    };
+    let (result, ended) = match outcome {
+        None => {
+            let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
+            tracing::info!(because, "stopped");
+            (WorkResult::Cancelled, work.cancel(because).await)
+        }
+        Some(Ok(Ok(Handled::Finished { changes, detail }))) => {
+            tracing::debug!(detail, "finished");
+            (WorkResult::Finished, work.finish(changes, detail).await)
+        }
+        Some(Ok(Ok(Handled::PutOff { changes, until, reason }))) => {
+            tracing::debug!(%until, reason, "put off");
+            (WorkResult::PutOff, work.put_off(changes, until, reason).await)
+        }
+        Some(Ok(Err(HandlerError { cause, backoff, changes }))) => {
+            tracing::info!(cause, "failed");
+            (WorkResult::Failed, work.fail(changes, format!("failed to process: {cause}"), backoff).await)
+        }
+        Some(Err(panic)) => {
+            let text = panic_text(&*panic);
+            tracing::error!(text, "a handler panicked; its work fails and its worker goes on");
+            (WorkResult::Panicked, work.fail(Vec::new(), format!("the handler panicked: {text}"), None).await)
+        }
+    };
+    match ended {
+        Ok(()) => context.metrics.ended(result, began.elapsed()),
+        Err(error) => {
+            tracing::warn!(%error, "the end of work could not be written");
+            context.metrics.ended(WorkResult::Lost, began.elapsed());
+        }
+    }
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no text".to_owned())
+}

@@ -1,0 +1,26 @@
+//! The control loops: what turns facts about machines into machines in use.
+//!
+//! * [`control_loop`]: the generic runner. Knows sessions, claims and panics,
+//!   and nothing about machines.
+//! * [`initializer`]: puts the role server on machines that have none.
+//! * [`recoverer`]: climbs the ladder for machines that fell silent.
+//! * [`updater`]: asks providers what became of their machines.
+//! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
+//!   machines but over providers, one at a time each, under a named lease.
+//! * [`housekeeping`]: reaper, sweeper, brakes.
+//! * [`service`]: all of them as one process.
+//!
+//! A loop never decides inside I/O code: `plan(snapshot, policy, now)` says
+//! what to do, the handler does it, and what was learnt goes back as changes.
+
+pub mod access;
+pub mod brakes;
+pub mod control_loop;
+pub mod housekeeping;
+pub mod initializer;
+pub mod limiter;
+pub mod metrics;
+pub mod provider_set;
+pub mod provisioner;
+pub mod recoverer;
+pub mod updater;

@@ -1,0 +1,257 @@
+//! The recoverer: climbs the ladder for machines that fell silent.
+//!
+//! What to do is decided by `model/recovery.rs`; this does it. Every step is
+//! asked for and recorded in one transaction that reads the facts once more,
+//! the heartbeat included ([`Work::begin_disturbance`]), right before it is
+//! taken; and its outcome is written down, because whoever comes after a crash
+//! must know that it may have happened.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::bmdb::change::FactChange;
+use crate::bmdb::facts::Snapshot;
+use crate::bmdb::intent::{Permission, Step};
+use crate::bmdb::work::Work;
+use crate::manager::access::Access;
+use crate::manager::brakes::Brakes;
+use crate::manager::control_loop::{ControlLoop, Handled, HandlerError};
+use crate::manager::provider_set::ProviderSet;
+use crate::model::backoff::Backoff;
+use crate::model::facts::{Provided, Recovery};
+use crate::model::ids::IntentId;
+use crate::model::policy::{Disturbance, Rung};
+use crate::model::process::Process;
+use crate::model::recovery::{RecoveryPlan, Steps, look_again, plan_recovery};
+use crate::model::time::{Span, between};
+use crate::providers::provider::{PowerAction, Provider, RebootMethod, Rungs};
+
+/// See the module.
+pub struct Recoverer {
+    /// The providers whose machines it serves.
+    pub providers: ProviderSet,
+    /// How machines are reached.
+    pub access: Arc<Access>,
+    /// What holds new ladders.
+    pub brakes: Arc<Brakes>,
+}
+
+/// What one machine's provider can do for it.
+struct Means {
+    provided: Provided,
+    provider: Option<Arc<dyn Provider>>,
+    rungs: Option<Rungs>,
+    steps: Steps,
+}
+
+#[async_trait]
+impl ControlLoop for Recoverer {
+    fn name(&self) -> &'static str {
+        "recoverer"
+    }
+
+    fn process(&self) -> Process {
+        Process::Recovery
+    }
+
+    fn providers(&self) -> Vec<String> {
+        self.providers.names()
+    }
+
+    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
+        let snapshot = work.snapshot().await?;
+        let means = self.means(work, &snapshot).await?;
+        let (_, policy) = work.bmdb().policy();
+        match plan_recovery(&snapshot.facts, &policy, means.steps, snapshot.now) {
+            RecoveryPlan::Recovered { how } => Ok(Handled::finished(vec![FactChange::RecoveryCleared], how)),
+            RecoveryPlan::Exhausted { reason } => Ok(Handled::finished(
+                vec![FactChange::RecoveryCleared, FactChange::NeedsHuman(reason.clone())],
+                reason,
+            )),
+            RecoveryPlan::Wait { until, reason } => Ok(match snapshot.facts.recovery {
+                Some(recovery) => Handled::finished(
+                    vec![FactChange::Recovery(Recovery { next_at: until, ..recovery })],
+                    reason,
+                ),
+                None => Handled::PutOff { changes: Vec::new(), until, reason },
+            }),
+            RecoveryPlan::Reenroll { deadline } => {
+                Ok(self.reenroll(work, &snapshot, Span(between(snapshot.now, deadline))).await)
+            }
+            RecoveryPlan::Act { rung, what, attempt } => {
+                self.act(work, &snapshot, &means, rung, what, attempt).await
+            }
+        }
+    }
+}
+
+impl Recoverer {
+    async fn means(&self, work: &Work, snapshot: &Snapshot) -> Result<Means, HandlerError> {
+        let provided = snapshot
+            .facts
+            .provided
+            .clone()
+            .ok_or_else(|| HandlerError::new("no provider has handed the machine over"))?;
+        let source = self.providers.get(&provided.provider).cloned();
+        let mut rungs = None;
+        if let Some(provider) = &source {
+            work.may_call_out()?;
+            match provider.rungs(&provided.provider_id).await {
+                Ok(found) => rungs = Some(found),
+                // The provider may be what is broken; SSH may still work.
+                Err(error) => tracing::warn!(%error, "cannot ask the provider what it can do for a machine"),
+            }
+        }
+        let steps = Steps {
+            restart_agent: provided.address.is_some(),
+            reboot: rungs.as_ref().is_some_and(Rungs::can_reboot),
+            power_cycle: rungs.as_ref().is_some_and(Rungs::can_power_cycle),
+        };
+        Ok(Means { provided, provider: source, rungs, steps })
+    }
+
+    async fn act(
+        &self,
+        work: &Work,
+        snapshot: &Snapshot,
+        means: &Means,
+        rung: usize,
+        what: Rung,
+        attempt: u32,
+    ) -> Result<Handled, HandlerError> {
+        let step = Step {
+            rung,
+            step: what.step,
+            attempt,
+            deadline: what.deadline,
+            decided_on: snapshot.now,
+            brake: self.brakes.hold(&means.provided.provider).await?,
+            provider: means.provided.provider.clone(),
+        };
+        let (intent, recovery) = match work.begin_disturbance(step).await? {
+            Permission::Granted { intent, recovery } => (intent, recovery),
+            Permission::Refused(refusal) => {
+                return Ok(Handled::PutOff {
+                    changes: Vec::new(),
+                    until: refusal.ask_again,
+                    reason: refusal.reason,
+                });
+            }
+        };
+        tracing::info!(step = %what.step, attempt, %intent, "disturbing a machine");
+        let outcome = self.take_step(work, snapshot, means, what.step, intent).await;
+        let told = match &outcome {
+            Ok((_, told)) => format!("done: {told}"),
+            Err(error) => format!("failed: {}", error.cause),
+        };
+        // The intent's record is for people and budgets; the ladder below is what decides.
+        if let Err(error) = work.bmdb().settle_intent(intent, &told).await {
+            tracing::warn!(%intent, %error, "cannot write down how an intent ended");
+        }
+        let now = work.snapshot().await?.now;
+        after_step(outcome, recovery, what, attempt, now)
+    }
+
+    async fn take_step(
+        &self,
+        work: &Work,
+        snapshot: &Snapshot,
+        means: &Means,
+        step: Disturbance,
+        intent: IntentId,
+    ) -> Result<(Vec<FactChange>, String), HandlerError> {
+        let id = &means.provided.provider_id;
+        work.may_call_out()?;
+        match step {
+            Disturbance::RestartAgent => {
+                let changes = self.access.enroll(work, snapshot).await?;
+                Ok((changes, "the agent was started anew".to_owned()))
+            }
+            Disturbance::Reboot => match means.rungs.as_ref().map(|rungs| &rungs.reboot) {
+                Some(RebootMethod::Ssh(argv)) => {
+                    Ok((Vec::new(), self.access.run(work, snapshot, argv).await?))
+                }
+                Some(RebootMethod::Provider) => {
+                    let control = means.provider.as_ref().and_then(|provider| provider.reboot());
+                    let control =
+                        control.ok_or_else(|| HandlerError::new("the provider cannot reboot it"))?;
+                    control.reboot(id, intent).await.map_err(|error| HandlerError::new(error.to_string()))?;
+                    Ok((Vec::new(), "the provider took the order".to_owned()))
+                }
+                Some(RebootMethod::Refused { reason }) => Err(HandlerError::new(reason.clone())),
+                None => Err(HandlerError::new("its provider could not be asked")),
+            },
+            Disturbance::PowerCycle => {
+                let control = means.provider.as_ref().and_then(|provider| provider.power());
+                let control =
+                    control.ok_or_else(|| HandlerError::new("the provider has no power over it"))?;
+                control
+                    .power(id, PowerAction::Cycle, intent)
+                    .await
+                    .map_err(|error| HandlerError::new(error.to_string()))?;
+                Ok((Vec::new(), "the provider took the order".to_owned()))
+            }
+        }
+    }
+
+    /// The machine was rebooted: it may be up, and its agent may not have survived.
+    async fn reenroll(&self, work: &Work, snapshot: &Snapshot, left: Span) -> Handled {
+        let Some(recovery) = snapshot.facts.recovery.clone() else {
+            return Handled::finished(Vec::new(), "the ladder was over");
+        };
+        let (mut changes, note) = match self.access.enroll(work, snapshot).await {
+            Ok(changes) => {
+                (changes, "the agent was put on it after the reboot; waits for its report".to_owned())
+            }
+            Err(HandlerError { cause, changes, .. }) => {
+                (changes, format!("waits for it to come up: {cause}"))
+            }
+        };
+        let deadline = recovery.acted.as_ref().map_or(snapshot.now, |acted| acted.deadline);
+        let next_at = look_again(snapshot.now, deadline, left);
+        changes.push(FactChange::Recovery(Recovery { next_at, note: note.clone(), ..recovery }));
+        Handled::finished(changes, note)
+    }
+}
+
+/// Where the ladder stands after a step, and how the work ends.
+fn after_step(
+    outcome: Result<(Vec<FactChange>, String), HandlerError>,
+    recovery: Recovery,
+    what: Rung,
+    attempt: u32,
+    now: crate::model::time::Timestamp,
+) -> Result<Handled, HandlerError> {
+    let tried = format!("tried to {} (try {attempt} of {})", what.step.phrase(), what.tries);
+    let deadline = recovery.acted.as_ref().map_or(now, |acted| acted.deadline);
+    match outcome {
+        Ok((mut changes, told)) => {
+            let note = format!("{tried}: {told}; waits for its report");
+            let next_at = look_again(now, deadline, what.deadline);
+            changes.push(FactChange::Recovery(Recovery { next_at, note: note.clone(), ..recovery }));
+            Ok(Handled::finished(changes, note))
+        }
+        Err(HandlerError { cause, mut changes, .. }) => {
+            // A try that failed outright has no report to wait for: the next one comes after a
+            // pause, not after the deadline.
+            let note = format!("{tried}: {cause}");
+            let acted =
+                recovery.acted.clone().map(|acted| crate::model::facts::Acted { deadline: now, ..acted });
+            let pause = Span(
+                between(now, look_again(now, deadline, what.deadline)).max(std::time::Duration::from_secs(1)),
+            );
+            changes.push(FactChange::Recovery(Recovery {
+                acted,
+                next_at: now,
+                note: note.clone(),
+                ..recovery
+            }));
+            Err(HandlerError {
+                cause: note,
+                backoff: Some(Backoff { initial: pause, maximum: pause, exponent: 1.0 }),
+                changes,
+            })
+        }
+    }
+}

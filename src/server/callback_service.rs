@@ -1,0 +1,185 @@
+//! The gRPC service that agents call.
+//!
+//! It decides nothing: form is checked by `heartbeat_form.rs`, everything else
+//! by the BMDB. What stands here is how that is said in gRPC.
+//!
+//! A refusal for a machine id and key that do not belong together has always the
+//! same words, and comes at a multiple of a quarter of a second after the call:
+//! an unknown id, a known id with another key and a machine without an agent
+//! cost the database different amounts of work, and the time of the answer must
+//! not tell which of them it was.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::group_commit::{HeartbeatError, Heartbeats};
+use crate::bmdb::heartbeat::{Outcome, Wants};
+use crate::bmdb::metrics::{ByResult, Metrics};
+use crate::model::time::Rate;
+use crate::proto::agent::v1::agent_callback_server::AgentCallback;
+use crate::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse, InstallationRequest};
+use crate::server::accept::AgentPeer;
+use crate::server::heartbeat_form::read_heartbeat;
+
+/// How long an agent waits for the database; its own patience is ten seconds.
+const PATIENCE: Duration = Duration::from_secs(9);
+/// Refusals are given at multiples of this.
+const REFUSAL_STEP: Duration = Duration::from_millis(250);
+/// Keys whose rates are remembered. Anyone can make keys; beyond, new ones share one rate.
+const REMEMBERED_KEYS: usize = 250_000;
+
+/// How many calls agents may make.
+pub struct CallRates {
+    by_key: DefaultKeyedRateLimiter<[u8; 32]>,
+}
+
+impl CallRates {
+    /// Every key may call at this rate.
+    #[must_use]
+    pub fn new(rate: Rate) -> Self {
+        let quota = Quota::with_period(rate.period.0).unwrap_or(Quota::per_second(NonZeroU32::MIN));
+        Self { by_key: RateLimiter::keyed(quota.allow_burst(rate.burst)) }
+    }
+
+    fn allows(&self, key: [u8; 32]) -> bool {
+        // Past the bound, all keys are counted as one until the idle ones are forgotten.
+        let key = if self.by_key.len() < REMEMBERED_KEYS { key } else { [0; 32] };
+        self.by_key.check_key(&key).is_ok()
+    }
+
+    /// Forgets keys that have not called for long.
+    pub fn forget_idle(&self) {
+        self.by_key.retain_recent();
+        self.by_key.shrink_to_fit();
+    }
+}
+
+/// The service; one for all connections.
+pub struct CallbackService {
+    /// Where heartbeats go.
+    pub heartbeats: Heartbeats,
+    /// For the interval that agents are told.
+    pub bmdb: Bmdb,
+    /// Endpoints of every callback server alive.
+    pub endpoints: watch::Receiver<Vec<String>>,
+    /// What agents verify callback servers against, DER.
+    pub authorities: Vec<Vec<u8>>,
+    /// Limits.
+    pub rates: Arc<CallRates>,
+    /// Counters.
+    pub metrics: Metrics,
+}
+
+#[tonic::async_trait]
+impl AgentCallback for CallbackService {
+    async fn heartbeat(
+        &self,
+        request: Request<HeartbeatRequest>,
+    ) -> Result<Response<HeartbeatResponse>, Status> {
+        let called = Instant::now();
+        let (answer, result) = self.answer(request).await;
+        self.metrics.heartbeats.get_or_create(&ByResult { result }).inc();
+        if result == UNAUTHENTICATED {
+            tokio::time::sleep_until(called + next_step(called.elapsed())).await;
+        }
+        answer.map(Response::new)
+    }
+}
+
+const UNAUTHENTICATED: &str = "unauthenticated";
+
+impl CallbackService {
+    async fn answer(
+        &self,
+        request: Request<HeartbeatRequest>,
+    ) -> (Result<HeartbeatResponse, Status>, &'static str) {
+        let Some(peer) = request.extensions().get::<AgentPeer>().copied() else {
+            return (Err(Status::internal("the connection carries no key")), "internal");
+        };
+        if !self.rates.allows(peer.public_key) {
+            return (Err(Status::resource_exhausted("too many heartbeats from this agent")), "too-many");
+        }
+        let heartbeat = match read_heartbeat(request.into_inner(), peer.public_key) {
+            Ok(heartbeat) => heartbeat,
+            Err(malformed) => return (Err(Status::invalid_argument(malformed.to_string())), "malformed"),
+        };
+        let machine = heartbeat.machine;
+        let stored = tokio::time::timeout(PATIENCE, self.heartbeats.store(heartbeat)).await;
+        match stored {
+            Ok(Ok(Outcome::Stored(wants))) => (Ok(self.response(wants)), "stored"),
+            Ok(Ok(Outcome::Repeated(wants))) => (Ok(self.response(wants)), "repeated"),
+            Ok(Ok(Outcome::Stale)) => {
+                let said = "a heartbeat newer than this one is already stored";
+                (Err(Status::failed_precondition(said)), "stale")
+            }
+            Ok(Ok(Outcome::Unauthenticated)) => {
+                tracing::info!(%machine, key = %hex::encode(peer.public_key), address = %peer.address,
+                    "a heartbeat was refused: no machine of that id has an agent with that key");
+                let said = "machine id and key do not belong together";
+                (Err(Status::unauthenticated(said)), UNAUTHENTICATED)
+            }
+            Ok(Err(HeartbeatError::Busy)) => {
+                (Err(Status::unavailable("too many heartbeats wait; try again")), "busy")
+            }
+            Ok(Err(HeartbeatError::Stopped)) => {
+                (Err(Status::unavailable("this server is stopping; try another")), "stopping")
+            }
+            Ok(Err(HeartbeatError::Database(error))) => {
+                tracing::warn!(%machine, %error, "a heartbeat could not be stored");
+                (Err(Status::unavailable("the database is away; try again")), "unavailable")
+            }
+            Err(_) => {
+                (Err(Status::unavailable("the database did not answer in time; try again")), "unavailable")
+            }
+        }
+    }
+
+    fn response(&self, wants: Wants) -> HeartbeatResponse {
+        let interval = self.bmdb.policy().1.heartbeat_interval.0.as_secs();
+        HeartbeatResponse {
+            installation_request: wants.installation.map(|asked| InstallationRequest {
+                generation: asked.generation,
+                artefact_url: asked.artefact_url,
+                artefact_sha256: asked.artefact_sha256,
+            }),
+            endpoints: self.endpoints.borrow().clone(),
+            ca_certificates: self.authorities.clone(),
+            heartbeat_interval_seconds: u32::try_from(interval).unwrap_or(u32::MAX),
+            wants_hardware_report: wants.hardware_report,
+        }
+    }
+}
+
+/// The first multiple of the step that is not over after `elapsed`.
+fn next_step(elapsed: Duration) -> Duration {
+    let steps = elapsed.as_millis() / REFUSAL_STEP.as_millis() + 1;
+    REFUSAL_STEP * u32::try_from(steps).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_come_at_fixed_times() {
+        let milliseconds =
+            |given| u64::try_from(next_step(Duration::from_millis(given)).as_millis()).unwrap();
+        assert_eq!([0, 1, 249, 250, 600].map(milliseconds), [250, 250, 250, 500, 750]);
+    }
+
+    #[test]
+    fn one_key_that_calls_too_often_does_not_stop_another() {
+        let rates = CallRates::new("1h,2".parse().unwrap());
+        let calls = |key: u8| (0..4).filter(|_| rates.allows([key; 32])).count();
+        assert_eq!((calls(1), calls(2)), (2, 2));
+        rates.forget_idle();
+        assert_eq!((calls(1), calls(3)), (0, 2));
+    }
+}

@@ -1,0 +1,159 @@
+//! Whether a heartbeat has the form it must have. Pure; says nothing about whose it is.
+
+use prost::Message as _;
+use uuid::Uuid;
+
+use crate::bmdb::change::NewHeartbeat;
+use crate::bmdb::heartbeat::{Heartbeat, InstallationOutcome};
+use crate::model::ids::MachineId;
+use crate::proto::agent::v1::installation_report::Result as Installed;
+use crate::proto::agent::v1::{HeartbeatRequest, InstallationReport};
+use crate::server::hardware_summary::summarise;
+
+/// Largest hardware report, encoded. One of a server with a thousand disks has some 100 KiB.
+pub const REPORT_LIMIT: usize = 1 << 20;
+/// Largest message that is read at all; a larger one is refused before it is decoded.
+pub const MESSAGE_LIMIT: usize = 2 << 20;
+
+const VERSION_LIMIT: usize = 100;
+const ERROR_LIMIT: usize = 4000;
+
+/// Which field is malformed, and how.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {problem}")]
+pub struct MalformedField {
+    field: &'static str,
+    problem: &'static str,
+}
+
+/// The heartbeat in a request that was made with `public_key`.
+pub fn read_heartbeat(request: HeartbeatRequest, public_key: [u8; 32]) -> Result<Heartbeat, MalformedField> {
+    let machine = MachineId(uuid("machine_id", &request.machine_id)?);
+    uuid("boot_id", &request.boot_id)?;
+    uuid("incarnation", &request.incarnation)?;
+    let sequence = i64::try_from(request.seq)
+        .map_err(|_| MalformedField { field: "seq", problem: "is no time since a boot" })?;
+    if request.access_fence < 0 {
+        return Err(MalformedField { field: "access_fence", problem: "is negative" });
+    }
+    if request.agent_version.chars().count() > VERSION_LIMIT
+        || request.agent_version.chars().any(char::is_control)
+    {
+        return Err(MalformedField {
+            field: "agent_version",
+            problem: "is longer than 100 characters or holds one that is not printable",
+        });
+    }
+    let hardware = match &request.hardware_report {
+        Some(report) if report.encoded_len() > REPORT_LIMIT => {
+            return Err(MalformedField { field: "hardware_report", problem: "is larger than 1 MiB" });
+        }
+        report => report.as_ref().map(|report| summarise(report, &request.incarnation)),
+    };
+    let installation = request.installation_report.map(installation_outcome).transpose()?;
+    let beat = NewHeartbeat {
+        boot_id: request.boot_id,
+        incarnation: request.incarnation,
+        sequence,
+        version: request.agent_version,
+    };
+    Ok(Heartbeat { machine, public_key, beat, hardware, installation })
+}
+
+fn uuid(field: &'static str, text: &str) -> Result<Uuid, MalformedField> {
+    // The library takes other forms too, in which one id would have several names.
+    Uuid::parse_str(text)
+        .ok()
+        .filter(|id| id.hyphenated().to_string() == text)
+        .ok_or(MalformedField { field, problem: "is no UUID in hyphenated lower case" })
+}
+
+fn installation_outcome(report: InstallationReport) -> Result<InstallationOutcome, MalformedField> {
+    let error = match report.result {
+        Some(Installed::Success(_)) => None,
+        Some(Installed::Failure(failure)) => {
+            // A text column takes no NUL, and a terminal no control characters.
+            let shown = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
+            Some(failure.error.chars().map(shown).take(ERROR_LIMIT).collect())
+        }
+        None => {
+            return Err(MalformedField {
+                field: "installation_report.result",
+                problem: "is neither success nor failure",
+            });
+        }
+    };
+    if report.generation < 1 {
+        return Err(MalformedField { field: "installation_report.generation", problem: "is not positive" });
+    }
+    Ok(InstallationOutcome { generation: report.generation, error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::agent::v1::{InstallationFailure, InstallationSuccess};
+    use crate::proto::hardware::v1::HardwareReport;
+
+    fn request() -> HeartbeatRequest {
+        HeartbeatRequest {
+            machine_id: "0b1c9a52-7d3a-4a35-9f0a-0242ac120002".to_owned(),
+            boot_id: "11111111-2222-4333-8444-555555555555".to_owned(),
+            incarnation: "66666666-7777-4888-8999-aaaaaaaaaaaa".to_owned(),
+            seq: 5,
+            agent_version: "1.2.3".to_owned(),
+            ..HeartbeatRequest::default()
+        }
+    }
+
+    fn refusal(change: impl FnOnce(&mut HeartbeatRequest)) -> String {
+        let mut request = request();
+        change(&mut request);
+        read_heartbeat(request, [0; 32]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn heartbeat_of_the_right_form_is_read() {
+        let mut request = request();
+        request.installation_report = Some(InstallationReport {
+            generation: 3,
+            result: Some(Installed::Failure(InstallationFailure { error: "no\u{0}disk\n".to_owned() })),
+        });
+        request.hardware_report = Some(HardwareReport { product: "p".to_owned(), ..Default::default() });
+        let read = read_heartbeat(request, [9; 32]).unwrap();
+        assert_eq!((read.beat.sequence, read.public_key), (5, [9; 32]));
+        assert_eq!(read.installation.unwrap().error.as_deref(), Some("no disk\n"));
+        assert_eq!(read.hardware.unwrap().incarnation, read.beat.incarnation);
+    }
+
+    #[test]
+    fn malformed_field_is_named() {
+        let no_uuid = |field: &str| format!("{field} is no UUID in hyphenated lower case");
+        for odd in ["", "x", "0B1C9A52-7D3A-4A35-9F0A-0242AC120002", "0b1c9a527d3a4a359f0a0242ac120002"] {
+            assert_eq!(refusal(|request| request.machine_id = odd.to_owned()), no_uuid("machine_id"));
+            assert_eq!(refusal(|request| request.boot_id = odd.to_owned()), no_uuid("boot_id"));
+            assert_eq!(refusal(|request| request.incarnation = odd.to_owned()), no_uuid("incarnation"));
+        }
+        assert_eq!(refusal(|request| request.seq = u64::MAX), "seq is no time since a boot");
+        assert_eq!(refusal(|request| request.access_fence = -1), "access_fence is negative");
+        for odd in ["x".repeat(101), "a\u{0}".to_owned()] {
+            assert!(refusal(|request| request.agent_version = odd).starts_with("agent_version is longer"));
+        }
+        let warnings = vec!["w".repeat(REPORT_LIMIT)];
+        let report = HardwareReport { warnings, ..HardwareReport::default() };
+        assert_eq!(
+            refusal(|request| request.hardware_report = Some(report)),
+            "hardware_report is larger than 1 MiB"
+        );
+        let report = |generation, result| Some(InstallationReport { generation, result });
+        assert_eq!(
+            refusal(|request| request.installation_report = report(1, None)),
+            "installation_report.result is neither success nor failure"
+        );
+        let success = Some(Installed::Success(InstallationSuccess {}));
+        assert_eq!(
+            refusal(|request| request.installation_report = report(0, success)),
+            "installation_report.generation is not positive"
+        );
+    }
+}

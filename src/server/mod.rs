@@ -1,0 +1,27 @@
+//! What listens: the callback server that agents report to, and metrics.
+//!
+//! # How a heartbeat comes in
+//!
+//! [`accept`] takes connections and lets handshakes run beside each other, bounded by
+//! [`half_open`]; [`tls`] says whose key is believed to be proven; [`callback_service`] checks form
+//! and rate and answers in gRPC; the BMDB decides and stores. [`callback_server`] ties these
+//! together and ends them in order. The server's own certificate comes from files or from
+//! [`authority`], one for all shepherds of a BMDB.
+//!
+//! # What an agent can do to us
+//!
+//! Anyone who reaches the port can open connections, so nothing here waits for a peer without a
+//! deadline or keeps memory for one without a bound; and anyone can make a key, so proving one
+//! means nothing until the BMDB knows it. Errors say what was malformed, never what is known.
+
+pub mod accept;
+pub mod authority;
+pub mod callback_server;
+pub mod callback_service;
+pub mod certificate;
+pub mod error;
+pub mod half_open;
+pub mod hardware_summary;
+pub mod heartbeat_form;
+pub mod metrics;
+pub mod tls;

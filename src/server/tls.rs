@@ -1,0 +1,247 @@
+//! TLS for agents: which certificates are let in, and which one is shown.
+//!
+//! An agent has a key and no authority that would vouch for it, so it shows a
+//! certificate that it signed for itself. What makes this safe is the handshake
+//! signature: the peer must sign this connection's transcript with the key in
+//! the certificate. The certificate alone proves nothing, it is public. Whose
+//! the key is, the BMDB says later, with each heartbeat.
+//!
+//! Only one shape is let in: one certificate, an Ed25519 key, signed by that
+//! key, small. Anything else is refused in the handshake: what is not needed is
+//! not parsed by the rest of the program.
+//!
+//! There is no session resumption. A resumed session would stand for a
+//! signature made hours ago, and agents keep their connections anyway.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, PeerIncompatible, ServerConfig,
+    SignatureScheme,
+};
+use x509_parser::oid_registry::OID_SIG_ED25519;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+/// Largest certificate that is looked at; one with an Ed25519 key and a name needs some 300 bytes.
+const CERTIFICATE_LIMIT: usize = 4096;
+
+/// The end of a certificate that Ed25519 signed (RFC 8410), up to the 64 bytes of the signature: the
+/// algorithm, and the head of a bit string of whole bytes.
+const SIGNATURE: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x41, 0x00];
+
+/// The certificate shown to agents; replaced while connections come in.
+pub struct ShownCertificate {
+    current: RwLock<Arc<CertifiedKey>>,
+}
+
+impl std::fmt::Debug for ShownCertificate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShownCertificate").finish_non_exhaustive()
+    }
+}
+
+impl ShownCertificate {
+    /// Shows `first` until another one is given.
+    #[must_use]
+    pub fn new(first: CertifiedKey) -> Self {
+        Self { current: RwLock::new(Arc::new(first)) }
+    }
+
+    /// Shows `next` to whoever connects from now on.
+    pub fn replace(&self, next: CertifiedKey) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+    }
+
+    /// The certificate shown now, DER.
+    #[must_use]
+    pub fn certificate(&self) -> Option<CertificateDer<'static>> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).cert.first().cloned()
+    }
+}
+
+impl ResolvesServerCert for ShownCertificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.current.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+/// TLS 1.3 with agents' keys proven, showing what `shown` holds.
+pub fn server_config(shown: Arc<ShownCertificate>) -> Result<Arc<ServerConfig>, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = Arc::new(AgentVerifier::new(&provider));
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(shown);
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
+/// Lets in whoever proves the Ed25519 key of a certificate that this key signed.
+#[derive(Debug)]
+pub struct AgentVerifier {
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl AgentVerifier {
+    /// A verifier that uses this provider's arithmetic.
+    #[must_use]
+    pub fn new(provider: &CryptoProvider) -> Self {
+        Self { algorithms: provider.signature_verification_algorithms }
+    }
+}
+
+impl ClientCertVerifier for AgentVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        // Validity is not looked at: the key is pinned, and a machine's clock may be anywhere.
+        if !intermediates.is_empty() {
+            return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
+        }
+        agent_key(end_entity)?;
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        if signature.scheme != SignatureScheme::ED25519 {
+            return Err(Error::InvalidCertificate(CertificateError::BadSignature));
+        }
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}
+
+/// The Ed25519 key of a certificate that this key signed.
+pub fn agent_key(certificate: &CertificateDer<'_>) -> Result<[u8; 32], Error> {
+    let malformed = || Error::InvalidCertificate(CertificateError::BadEncoding);
+    if certificate.len() > CERTIFICATE_LIMIT {
+        return Err(malformed());
+    }
+    let (rest, parsed) = X509Certificate::from_der(certificate).map_err(|_| malformed())?;
+    if !rest.is_empty() {
+        return Err(malformed());
+    }
+    let spki = parsed.public_key();
+    let ed25519 = |oid: &x509_parser::der_parser::Oid<'_>| *oid == OID_SIG_ED25519;
+    if !ed25519(&spki.algorithm.algorithm) || !ed25519(&parsed.signature_algorithm.algorithm) {
+        return Err(Error::InvalidCertificate(CertificateError::BadSignature));
+    }
+    // What stands behind the signed part is not covered by the signature, and the parser is lenient.
+    let tail = certificate.len().checked_sub(SIGNATURE.len() + 64).ok_or_else(malformed)?;
+    if spki.subject_public_key.unused_bits != 0 || !certificate[tail..].starts_with(SIGNATURE) {
+        return Err(malformed());
+    }
+    let key: [u8; 32] = spki.subject_public_key.data.as_ref().try_into().map_err(|_| malformed())?;
+    if parsed.issuer() != parsed.subject() {
+        return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
+    }
+    ring::signature::UnparsedPublicKey::new(&ring::signature::ED25519, &key)
+        .verify(parsed.tbs_certificate.as_ref(), &parsed.signature_value.data)
+        .map_err(|ring::error::Unspecified| Error::InvalidCertificate(CertificateError::BadSignature))?;
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rcgen::{CertificateParams, Issuer, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519};
+
+    use super::*;
+
+    fn ed25519() -> KeyPair {
+        KeyPair::generate_for(&PKCS_ED25519).unwrap()
+    }
+
+    fn self_signed(key: &KeyPair) -> CertificateDer<'static> {
+        CertificateParams::default().self_signed(key).unwrap().der().clone()
+    }
+
+    fn verifier() -> AgentVerifier {
+        AgentVerifier::new(&rustls::crypto::ring::default_provider())
+    }
+
+    fn verify(certificate: &CertificateDer<'_>, chain: &[CertificateDer<'_>]) -> bool {
+        verifier().verify_client_cert(certificate, chain, UnixTime::now()).is_ok()
+    }
+
+    #[test]
+    fn self_signed_ed25519_certificate_is_let_in_with_its_key() {
+        let key = ed25519();
+        let certificate = self_signed(&key);
+        assert!(verify(&certificate, &[]));
+        assert_eq!(agent_key(&certificate).unwrap(), key.public_key_raw());
+    }
+
+    #[test]
+    fn other_keys_and_chains_are_refused() {
+        let certificate = self_signed(&ed25519());
+        assert!(!verify(&self_signed(&KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap()), &[]));
+        assert!(!verify(&certificate, &[self_signed(&ed25519())]), "a chain");
+        assert!(!verify(&certificate, std::slice::from_ref(&certificate)), "a chain of itself");
+        let authority = ed25519();
+        let issuer = Issuer::new(CertificateParams::default(), &authority);
+        let leaf = CertificateParams::default().signed_by(&ed25519(), &issuer).unwrap();
+        assert!(!verify(leaf.der(), &[]), "signed by another key of the same name");
+    }
+
+    #[test]
+    fn every_byte_of_a_certificate_counts() {
+        let certificate = self_signed(&ed25519());
+        for at in 0..certificate.len() {
+            let mut changed = certificate.to_vec();
+            changed[at] ^= 1;
+            assert!(!verify(&changed.into(), &[]), "byte {at}");
+        }
+        for length in 0..certificate.len() {
+            assert!(!verify(&certificate[..length].to_vec().into(), &[]), "{length} bytes");
+        }
+        let mut longer = certificate.to_vec();
+        longer.push(0);
+        assert!(!verify(&longer.into(), &[]));
+    }
+
+    proptest! {
+        #[test]
+        fn odd_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600), at in 0usize..300) {
+            let _ = agent_key(&bytes.clone().into());
+            let mut certificate = self_signed(&ed25519()).to_vec();
+            let at = at.min(certificate.len());
+            let end = (at + bytes.len()).min(certificate.len());
+            certificate.splice(at..end, bytes);
+            let _ = agent_key(&certificate.into());
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The callback server and the metrics of this process.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::metrics::Metrics;
+use crate::bmdb::secret::SecretsKey;
+use crate::bmdb::session::Sessions;
+use crate::model::time::{Rate, Span};
+use crate::server::accept::ConnectionLimits;
+use crate::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
+use crate::server::certificate::{Certificate, CertificateSource};
+use crate::server::error::ServerError;
+use crate::server::metrics::{MetricsServer, serve_metrics};
+use crate::service::failure::Failure;
+use crate::service::flags::Component;
+use crate::service::plan::ServicePlan;
+
+/// What listens in this process.
+pub struct Callback {
+    agents: Option<CallbackServer>,
+    metrics: Option<MetricsServer>,
+    stop: CancellationToken,
+    /// What agents check a callback server against, DER.
+    pub ca_certificates: Vec<Vec<u8>>,
+}
+
+impl Callback {
+    /// Stops listening; calls under way are answered first.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        if let Some(agents) = self.agents {
+            agents.ended().await;
+        }
+        if let Some(metrics) = self.metrics {
+            metrics.ended().await;
+        }
+    }
+}
+
+/// How often one agent may call: far above any heartbeat interval, far below what hurts.
+fn agent_rate() -> Rate {
+    Rate {
+        period: Span(std::time::Duration::from_millis(200)),
+        burst: std::num::NonZeroU32::MIN.saturating_add(19),
+    }
+}
+
+/// Starts what the plan wants to listen. Where this process hears no agents itself, it still
+/// learns what agents check the others against.
+pub async fn start(
+    plan: &ServicePlan,
+    bmdb: &Bmdb,
+    sessions: &Sessions,
+    secrets: Option<&Path>,
+    metrics: Metrics,
+) -> Result<Callback, Failure> {
+    let stop = CancellationToken::new();
+    let certificate = certificate_source(plan, secrets)?;
+    let mut callback =
+        Callback { agents: None, metrics: None, stop: stop.clone(), ca_certificates: Vec::new() };
+    let started = start_parts(plan, bmdb, sessions, certificate, metrics, &mut callback).await;
+    if let Err(error) = started {
+        callback.stop().await;
+        return Err(failure(&error));
+    }
+    Ok(callback)
+}
+
+async fn start_parts(
+    plan: &ServicePlan,
+    bmdb: &Bmdb,
+    sessions: &Sessions,
+    certificate: CertificateSource,
+    metrics: Metrics,
+    callback: &mut Callback,
+) -> Result<(), ServerError> {
+    let stop = callback.stop.clone();
+    if plan.components.contains(&Component::Callback) {
+        let settings = CallbackSettings {
+            listen_address: plan.flags.agent_listen_address,
+            endpoints: plan.endpoints.clone(),
+            certificate,
+            agent_rate: agent_rate(),
+            limits: ConnectionLimits::default(),
+        };
+        let agents =
+            serve_agents(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone()).await?;
+        callback.ca_certificates.clone_from(&agents.ca_certificates);
+        callback.agents = Some(agents);
+    } else {
+        let found = Certificate::get(&certificate, bmdb, Vec::new(), std::time::SystemTime::now()).await?;
+        callback.ca_certificates = found.authorities;
+    }
+    if let Some(address) = plan.flags.metrics_listen_address {
+        callback.metrics = Some(serve_metrics(bmdb.clone(), metrics, address, stop).await?);
+    }
+    Ok(())
+}
+
+fn certificate_source(plan: &ServicePlan, secrets: Option<&Path>) -> Result<CertificateSource, Failure> {
+    let flags = &plan.flags;
+    if let (Some(certificate), Some(key)) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path) {
+        return Ok(CertificateSource::Files {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            authority: flags.agent_endpoint_ca_certificate_path.clone(),
+        });
+    }
+    let path = secrets.ok_or_else(|| {
+        Failure::usage(
+            "give --secrets_key_path FILE: the key that seals the callback server's CA, made if absent",
+        )
+    })?;
+    let key = SecretsKey::open(path).map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(CertificateSource::Shared(Arc::new(key)))
+}
+
+/// A server's failure as an exit: what the caller got wrong, or what failed.
+fn failure(error: &ServerError) -> Failure {
+    let sentence = error.to_string();
+    match error {
+        ServerError::Bmdb(_) => Failure::failed(sentence),
+        _ => Failure::usage(sentence),
+    }
+}

@@ -1,0 +1,216 @@
+//! The TOML file: any flag as a key, and providers as tables.
+//!
+//! ```toml
+//! bmdb_url = "postgres://shepherd@db.example/bmdb"
+//! initializer_loop_parallelism = 10
+//!
+//! [[provider]]
+//! name = "rack-a"
+//! kind = "static"
+//! device_list_url = "file:///etc/shepherd/rack-a.json"
+//! ```
+//!
+//! Keys become arguments in front of those of the command line, so that there
+//! is one parser and one sentence for a wrong value, wherever it stands.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::providers::provider::ProviderName;
+use crate::service::failure::Failure;
+use crate::service::flags::command;
+
+/// One provider, as it is configured.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum ProviderConfiguration {
+    /// A device list.
+    Static {
+        /// Its name.
+        name: ProviderName,
+        /// `file://` or `http(s)://`.
+        device_list_url: String,
+    },
+    /// A simulator.
+    Simulated {
+        /// Its name.
+        name: ProviderName,
+        /// `http://host:port`.
+        url: String,
+    },
+}
+
+impl ProviderConfiguration {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &ProviderName {
+        match self {
+            Self::Static { name, .. } | Self::Simulated { name, .. } => name,
+        }
+    }
+}
+
+/// A file that was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConfigurationFile {
+    /// Flags it sets, as arguments.
+    pub arguments: Vec<OsString>,
+    /// Providers it names.
+    pub providers: Vec<ProviderConfiguration>,
+}
+
+/// The file that the arguments or the environment name, if they do.
+#[must_use]
+pub fn named(arguments: &[OsString]) -> Option<PathBuf> {
+    let mut rest = arguments.iter().skip(1);
+    while let Some(argument) = rest.next() {
+        let Some(text) = argument.to_str() else { continue };
+        if text == "--config" {
+            return rest.next().map(PathBuf::from);
+        }
+        if let Some(path) = text.strip_prefix("--config=") {
+            return Some(PathBuf::from(path));
+        }
+        if text == "--" {
+            break;
+        }
+    }
+    std::env::var_os("SHEPHERD_CONFIG").map(PathBuf::from)
+}
+
+/// Reads the file, leaving out the flags that `given` or the environment set.
+pub fn read(path: &Path, given: &[OsString]) -> Result<ConfigurationFile, Failure> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("cannot read the configuration file {shown}: {error}")))?;
+    parse(&text, &taken(given))
+        .map_err(|problem| Failure::usage(format!("the configuration file {shown}: {problem}")))
+}
+
+/// Names of the flags that count before the file.
+fn taken(given: &[OsString]) -> BTreeSet<String> {
+    let on_the_line = given.iter().filter_map(|argument| {
+        let name = argument.to_str()?.strip_prefix("--")?;
+        Some(name.split('=').next().unwrap_or(name).to_owned())
+    });
+    let in_the_environment = std::env::vars_os()
+        .filter_map(|(name, _)| Some(name.to_str()?.strip_prefix("SHEPHERD_")?.to_lowercase()));
+    on_the_line.chain(in_the_environment).collect()
+}
+
+fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, String> {
+    let mut table: toml::Table =
+        text.parse().map_err(|error: toml::de::Error| error.to_string().trim().to_owned())?;
+    let mut file = ConfigurationFile::default();
+    if let Some(providers) = table.remove("provider") {
+        let toml::Value::Array(providers) = providers else {
+            return Err("provider is one table; write [[provider]], with two brackets, for each".to_owned());
+        };
+        for (number, provider) in providers.into_iter().enumerate() {
+            let provider = provider.try_into().map_err(|error: toml::de::Error| {
+                format!("provider number {}: {}", number + 1, error.message())
+            })?;
+            file.providers.push(provider);
+        }
+    }
+    let known: BTreeSet<String> =
+        command().get_arguments().map(|argument| argument.get_id().as_str().to_owned()).collect();
+    for (key, value) in table {
+        let name = key.replace('-', "_");
+        if !known.contains(&name) || matches!(name.as_str(), "config" | "check" | "help" | "version") {
+            return Err(format!("{key} is no key; every flag of `shepherd --help` is one, and [[provider]]"));
+        }
+        if taken.contains(&name) {
+            continue;
+        }
+        push(&mut file.arguments, &name, &value)?;
+    }
+    let mut names = BTreeSet::new();
+    for provider in &file.providers {
+        if !names.insert(provider.name()) {
+            return Err(format!("two providers are named {}", provider.name()));
+        }
+    }
+    Ok(file)
+}
+
+fn push(arguments: &mut Vec<OsString>, name: &str, value: &toml::Value) -> Result<(), String> {
+    let text = match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Integer(number) => number.to_string(),
+        toml::Value::Float(number) => number.to_string(),
+        toml::Value::Boolean(true) => {
+            arguments.push(format!("--{name}").into());
+            return Ok(());
+        }
+        toml::Value::Boolean(false) => return Ok(()),
+        toml::Value::Array(values) => {
+            return values.iter().try_for_each(|value| push(arguments, name, value));
+        }
+        toml::Value::Table(_) | toml::Value::Datetime(_) => {
+            return Err(format!("{name} takes a text, a number, true or false, or a list of those"));
+        }
+    };
+    arguments.push(format!("--{name}={text}").into());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(text: &str, taken: &[&str]) -> Result<Vec<String>, String> {
+        let taken = taken.iter().map(|name| (*name).to_owned()).collect();
+        parse(text, &taken)
+            .map(|file| file.arguments.into_iter().map(|argument| argument.into_string().unwrap()).collect())
+    }
+
+    #[test]
+    fn keys_become_arguments_unless_something_stronger_says_them() {
+        let text = "ssh-user = \"admin\"\ninitializer_loop_parallelism = 10\nbmdb_eat_my_data = true\n\
+                    agent_endpoint = [\"a:1\", \"b:2\"]\n";
+        let all = arguments(text, &[]).unwrap();
+        assert_eq!(
+            all,
+            [
+                "--agent_endpoint=a:1",
+                "--agent_endpoint=b:2",
+                "--bmdb_eat_my_data",
+                "--initializer_loop_parallelism=10",
+                "--ssh_user=admin"
+            ]
+        );
+        assert_eq!(arguments(text, &["ssh_user", "agent_endpoint"]).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused_by_name() {
+        assert_eq!(
+            arguments("ssh_uesr = \"x\"", &[]).unwrap_err(),
+            "ssh_uesr is no key; every flag of `shepherd --help` is one, and [[provider]]"
+        );
+        assert!(arguments("ssh_user = {}", &[]).unwrap_err().starts_with("ssh_user takes a text"));
+        assert!(arguments("ssh_user = ", &[]).unwrap_err().contains("line 1"));
+    }
+
+    #[test]
+    fn providers_are_tables_with_a_kind() {
+        let text = "[[provider]]\nname = \"rack-a\"\nkind = \"static\"\ndevice_list_url = \"file:///x\"\n\
+                    [[provider]]\nname = \"sim\"\nkind = \"simulated\"\nurl = \"http://127.0.0.1:1\"\n";
+        let file = parse(text, &BTreeSet::new()).unwrap();
+        assert_eq!(file.providers.iter().map(|p| p.name().as_str()).collect::<Vec<_>>(), ["rack-a", "sim"]);
+        for (wrong, part) in [
+            ("[[provider]]\nname = \"a\"\nkind = \"magic\"", "provider number 1: unknown variant `magic`"),
+            ("[[provider]]\nname = \"A\"\nkind = \"static\"\ndevice_list_url = \"\"", "\"A\" is no name"),
+            ("[provider]\nname = \"a\"", "write [[provider]]"),
+        ] {
+            let problem = parse(wrong, &BTreeSet::new()).unwrap_err();
+            assert!(problem.contains(part), "{problem}");
+        }
+        let twice = text.replace("sim\"", "rack-a\"");
+        assert_eq!(parse(&twice, &BTreeSet::new()).unwrap_err(), "two providers are named rack-a");
+    }
+}

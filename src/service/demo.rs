@@ -1,0 +1,425 @@
+//! `shepherd demo`: a fleet in a box, to see the main job done.
+//!
+//! The real service on a real PostgreSQL, against simulated machines that are a
+//! process of their own behind real protocols. Nothing in the service knows
+//! that it is a demo; only the limits are short, so that a person can watch.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::Instant;
+
+use crate::bmdb::connection::Bmdb;
+use crate::model::phase::Phase;
+use crate::model::time::Span;
+use crate::service::configuration::ConfigurationFile;
+use crate::service::failure::Failure;
+use crate::service::flags;
+use crate::service::logging;
+use crate::service::plan::plan;
+use crate::service::run::{OpenDatabase, Running, open_database, signals, start};
+
+/// How the demo is run.
+#[expect(clippy::doc_markdown, reason = "the documentation of each is its help text, which shows no marks")]
+#[derive(Clone, Debug, Args)]
+#[command(rename_all = "snake_case")]
+pub struct DemoFlags {
+    /// How many machines there are.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=2000))]
+    pub machines: u32,
+    /// What goes wrong unasked.
+    #[arg(long, value_enum, value_name = "PROFILE", default_value = "none")]
+    pub faults: FaultProfile,
+    /// The number that all chance of the simulated machines comes from.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Stop when every machine is Ready: exit code 0, or 1 with what the rest waits for.
+    #[arg(long)]
+    pub until_ready: bool,
+    /// Longest time until every machine must be Ready, with --until_ready.
+    #[arg(long, value_name = "SPAN", default_value = "5m")]
+    pub deadline: Span,
+    /// Keep the simulated fleet in DIR, and go on with it next time. [default: a new one each time]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Begin with a new fleet, whatever --dir holds.
+    #[arg(long)]
+    pub fresh: bool,
+}
+
+/// What goes wrong unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FaultProfile {
+    /// Nothing.
+    None,
+    /// Agents die, boots are slow, the provider stumbles.
+    Mild,
+    /// Machines hang and die, power fails.
+    Harsh,
+}
+
+/// How often progress is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+/// How often a line is printed where there is no terminal, if anything changed.
+const LINE: Duration = Duration::from_secs(1);
+/// Machines whose waiting is explained at the end.
+const EXPLAINED: i64 = 20;
+
+/// A directory that goes with us.
+struct Scratch {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if !self.keep
+            && let Err(error) = std::fs::remove_dir_all(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the demo's directory");
+        }
+    }
+}
+
+/// Runs the demo.
+pub async fn run(demo: DemoFlags) -> Result<(), Failure> {
+    logging::start(flags::LogFormat::Text, "off");
+    let (mut terminate, mut interrupt) = signals()?;
+    let scratch = scratch(&demo)?;
+    say(&format!(
+        "A fleet of {} simulated machines, a private PostgreSQL, and the whole service:",
+        demo.machines
+    ))?;
+    say("  starting PostgreSQL and the simulator …")?;
+    let me = std::env::current_exe()
+        .map_err(|error| Failure::failed(format!("cannot find this program's own file: {error}")))?;
+    let (mut simulator, url) = start_simulator(&me, &demo, &scratch.path).await?;
+    let outcome = tokio::select! {
+        outcome = with_simulator(&me, &url) => outcome,
+        _ = simulator.wait() => Err(Failure::failed(format!(
+            "the simulator ended by itself; it said:\n{}",
+            tail(&scratch.path.join("simulator.log"))
+        ))),
+        _ = terminate.recv() => Err(Failure::failed("stopped before the service had started")),
+        _ = interrupt.recv() => Err(Failure::failed("stopped before the service had started")),
+    };
+    let outcome = match outcome {
+        Ok((database, running)) => {
+            let watched = tokio::select! {
+                watched = watch(&demo, &me, &url, &database) => watched,
+                _ = terminate.recv() => Ok(()),
+                _ = interrupt.recv() => Ok(()),
+                _ = simulator.wait() => Err(Failure::failed("the simulator ended by itself")),
+            };
+            let stopped = stop(database, running).await;
+            watched.and(stopped)
+        }
+        Err(failure) => Err(failure),
+    };
+    end_simulator(&mut simulator).await;
+    outcome
+}
+
+fn say(line: &str) -> Result<(), Failure> {
+    writeln!(std::io::stdout(), "{line}")
+        .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))
+}
+
+fn scratch(demo: &DemoFlags) -> Result<Scratch, Failure> {
+    let Some(path) = demo.dir.clone() else {
+        let path =
+            std::env::temp_dir().join(format!("shepherd-demo-{}", crate::model::ids::ProcessId::generate()));
+        make(&path)?;
+        return Ok(Scratch { path, keep: false });
+    };
+    if demo.fresh {
+        for name in ["simulator.json", "simulator.json.calls.jsonl", "simulator.log"] {
+            match std::fs::remove_file(path.join(name)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Failure::failed(format!(
+                        "cannot remove {name} in {}: {error}",
+                        path.display()
+                    )));
+                }
+                _ => {}
+            }
+        }
+    }
+    make(&path)?;
+    Ok(Scratch { path, keep: true })
+}
+
+fn make(path: &Path) -> Result<(), Failure> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|error| Failure::failed(format!("cannot make the directory {}: {error}", path.display())))
+}
+
+fn tail(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(10)..].join("\n")
+}
+
+async fn start_simulator(me: &Path, demo: &DemoFlags, scratch: &Path) -> Result<(Child, String), Failure> {
+    let wrong = |what: &str, error: &dyn std::fmt::Display| {
+        Failure::failed(format!("cannot start the simulator: {what}: {error}"))
+    };
+    let log =
+        std::fs::File::create(scratch.join("simulator.log")).map_err(|error| wrong("its log", &error))?;
+    let profile =
+        demo.faults.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let mut child = Command::new(me)
+        .args(["simulator", "--listen", "127.0.0.1:0", "--state"])
+        .arg(scratch.join("simulator.json"))
+        .args([
+            "--machines",
+            &demo.machines.to_string(),
+            "--seed",
+            &demo.seed.to_string(),
+            "--faults",
+            &profile,
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        // Ctrl-C reaches a terminal's whole group; the machines must outlive the service.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| wrong("its program", &error))?;
+    let said = || tail(&scratch.join("simulator.log"));
+    let stdout = child.stdout.take().ok_or_else(|| wrong("its output", &"is not to be had"))?;
+    let mut lines = BufReader::new(stdout).lines();
+    let first = tokio::time::timeout(Duration::from_secs(30), lines.next_line()).await;
+    let line = match first {
+        Ok(Ok(Some(line))) => line,
+        Ok(Ok(None)) => return Err(wrong("it ended", &said())),
+        Ok(Err(error)) => return Err(wrong("its output", &error)),
+        Err(_) => return Err(wrong("it was not ready within 30 seconds", &said())),
+    };
+    let url = line.strip_prefix("listening on ").ok_or_else(|| wrong("it said", &line))?.to_owned();
+    Ok((child, url))
+}
+
+async fn end_simulator(simulator: &mut Child) {
+    if let Some(pid) =
+        simulator.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
+    {
+        // Gone already is as good.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    }
+    if tokio::time::timeout(Duration::from_secs(10), simulator.wait()).await.is_err() {
+        let _ = simulator.kill().await;
+    }
+}
+
+/// The role server to put on the machines: the one beside this program. Simulated machines take
+/// any program and run none of it, so without one this program itself serves.
+fn agent_program(me: &Path) -> PathBuf {
+    let beside = me.with_file_name("roleserver");
+    if beside.is_file() { beside } else { me.to_path_buf() }
+}
+
+async fn with_simulator(me: &Path, simulator: &str) -> Result<(OpenDatabase, Running), Failure> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .map_err(|error| Failure::failed(format!("cannot find a free port for agents: {error}")))?;
+    let arguments: Vec<OsString> = [
+        "shepherd",
+        "--bmdb_eat_my_data",
+        "--bmdb_max_connections=32",
+        "--provider=simulated",
+        "--provider_name=sim",
+        "--initializer_loop_parallelism=10",
+        "--recoverer_loop_parallelism=10",
+        "--updater_loop_parallelism=4",
+        "--initializer_db_query_rate=20ms,20",
+        "--recoverer_db_query_rate=20ms,20",
+        "--provisioner_reconciler_rate=2s,1",
+        "--provisioner_device_creation_rate=20ms,20",
+        "--provisioner_max_machines=0",
+        "--heartbeat_interval=2s",
+        "--recovery_first_heartbeat_timeout=20s",
+        "--recovery_silence_timeout=8s",
+        "--recovery_ladder=restart-agent:8s:2,reboot:20s:2,power-cycle:25s:2",
+        "--recovery_brake_window=20s",
+        "--recovery_brake_fraction=0.3",
+        "--agent_start_backoff_initial=2s",
+        "--agent_start_backoff_maximum=20s",
+        "--update_interval_stable=30s",
+        "--update_interval_unstable=1s",
+        "--updater_db_query_rate=20ms,20",
+        "--outward_limit=10s",
+        "--shutdown_grace=5s",
+    ]
+    .iter()
+    .map(OsString::from)
+    .chain([
+        format!("--simulated_url={simulator}").into(),
+        format!("--agent_listen_address={listener}").into(),
+        format!("--agent_endpoint={listener}").into(),
+        {
+            let mut argument = OsString::from("--agent_executable_path=");
+            argument.push(agent_program(me));
+            argument
+        },
+    ])
+    .collect();
+    let parsed =
+        flags::parse(arguments).map_err(|error| Failure::failed(format!("the demo's own flags: {error}")))?;
+    let service = plan(parsed.service, ConfigurationFile::default())?;
+    let database = open_database(&service).await?;
+    match start(&service, &database).await {
+        Ok(running) => Ok((database, running)),
+        Err(failure) => {
+            database.close().await?;
+            Err(failure)
+        }
+    }
+}
+
+async fn stop(database: OpenDatabase, running: Running) -> Result<(), Failure> {
+    say("")?;
+    say("stopping …")?;
+    running.stop().await;
+    let counts = database.bmdb.live_counts().await.map_err(crate::service::run::database_failure)?;
+    say(&format!("live work: {}, open sessions: {}", counts.work, counts.sessions))?;
+    database.close().await?;
+    if counts.work == 0 && counts.sessions == 0 {
+        Ok(())
+    } else {
+        Err(Failure::failed("something was left behind; this is a defect of Shepherd"))
+    }
+}
+
+async fn watch(demo: &DemoFlags, me: &Path, simulator: &str, database: &OpenDatabase) -> Result<(), Failure> {
+    let began = Instant::now();
+    let machines = i64::from(demo.machines);
+    let mut progress = Progress::new(machines);
+    let mut all_ready_said = false;
+    loop {
+        let phases = database.bmdb.indexed_phases().await.map_err(crate::service::run::database_failure)?;
+        progress.show(&phases)?;
+        let ready = phases.get(Phase::Ready.as_str()).copied().unwrap_or(0);
+        if ready >= machines && !all_ready_said {
+            all_ready_said = true;
+            progress.finish();
+            say(&format!("all {machines} machines are Ready after {:.1} s", began.elapsed().as_secs_f64()))?;
+            if demo.until_ready {
+                return Ok(());
+            }
+            commands(me, simulator, &database.url)?;
+            progress = Progress::new(machines);
+        }
+        if demo.until_ready && began.elapsed() > demo.deadline.0 {
+            progress.finish();
+            return Err(rest(&database.bmdb, demo, ready).await);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn commands(me: &Path, simulator: &str, database: &str) -> Result<(), Failure> {
+    let shepherd = me.display();
+    let ctl = me.with_file_name("shepherdctl");
+    let ctl = ctl.display();
+    say(&format!(
+        "
+Break a machine, in another terminal, and watch it come back here:
+
+  {shepherd} simulator fault sim-0007 kill --url {simulator}
+  {shepherd} simulator fault sim-0011 hang --url {simulator}
+
+Ask what Shepherd knows and does about it:
+
+  {ctl} --bmdb_url '{database}' get machines
+  {ctl} --bmdb_url '{database}' why sim-0007
+  {ctl} --bmdb_url '{database}' timeline sim-0007
+
+Ctrl-C ends the demo and removes everything it made.
+"
+    ))
+}
+
+async fn rest(bmdb: &Bmdb, demo: &DemoFlags, ready: i64) -> Failure {
+    let mut sentence =
+        format!("only {ready} of {} machines were Ready after {}", demo.machines, demo.deadline);
+    match bmdb.not_ready(EXPLAINED).await {
+        Ok(waiting) => {
+            for machine in waiting {
+                // Writing to a String cannot fail.
+                let _ = write!(sentence, "\n  {}: {}: {}", machine.name, machine.phase, machine.reason);
+                if let Some(cause) = machine.cause.filter(|cause| !machine.reason.contains(cause.as_str())) {
+                    let _ = write!(sentence, "; last failure: {cause}");
+                }
+                let _ = write!(sentence, " ({})", machine.decided_at);
+            }
+        }
+        Err(error) => {
+            let _ = write!(sentence, "; cannot say why: {error}");
+        }
+    }
+    Failure::failed(sentence)
+}
+
+/// A bar on a terminal, lines elsewhere.
+struct Progress {
+    bar: Option<ProgressBar>,
+    last: BTreeMap<String, i64>,
+    printed: Option<Instant>,
+}
+
+impl Progress {
+    fn new(machines: i64) -> Self {
+        let bar = std::io::stdout().is_terminal().then(|| {
+            let bar = ProgressBar::new(machines.unsigned_abs());
+            if let Ok(style) = ProgressStyle::with_template("  {bar:40.green} {pos:>4}/{len} Ready  {msg}") {
+                bar.set_style(style);
+            }
+            bar
+        });
+        Self { bar, last: BTreeMap::new(), printed: None }
+    }
+
+    fn show(&mut self, phases: &BTreeMap<String, i64>) -> Result<(), Failure> {
+        let ready = phases.get(Phase::Ready.as_str()).copied().unwrap_or(0);
+        let others = Phase::ALL
+            .iter()
+            .filter(|phase| **phase != Phase::Ready)
+            .filter_map(|phase| phases.get(phase.as_str()).map(|count| format!("{phase} {count}")))
+            .collect::<Vec<_>>()
+            .join(", ");
+        if let Some(bar) = &self.bar {
+            bar.set_position(ready.unsigned_abs());
+            bar.set_message(others);
+            return Ok(());
+        }
+        let due = self.printed.is_none_or(|at| at.elapsed() >= LINE);
+        if due && *phases != self.last {
+            self.printed = Some(Instant::now());
+            self.last.clone_from(phases);
+            let others = if others.is_empty() { String::new() } else { format!(", {others}") };
+            say(&format!("  Ready {ready}{others}"))?;
+        }
+        Ok(())
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! What can be said to `shepherd` on its command line.
+//!
+//! Every flag is also an environment variable (`SHEPHERD_` and its name in
+//! capitals) and a key of the TOML file given by `--config`; the command line
+//! counts before the environment, the environment before the file. A dash works
+//! wherever an underscore does.
+//!
+//! Flags that decide when and how machines are treated only *write* the policy
+//! in the BMDB, and only when they are given: see `model/policy.rs`.
+
+#![expect(
+    clippy::doc_markdown,
+    reason = "the documentation of each flag is its help text, which shows no marks"
+)]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+
+use crate::model::policy::{Disturbance, Policy, Rung};
+use crate::model::process::Process;
+use crate::model::remote_step::DEFAULT_AGENT_PATH;
+use crate::model::time::{Rate, Span};
+use crate::service::demo::DemoFlags;
+use crate::simulator::service::SimulatorArgs;
+
+/// Takes bare-metal servers from any source and keeps them useful without a person watching.
+///
+/// Without a subcommand it runs the service: control loops that put the role server on your machines,
+/// watch them and bring them back, and the endpoint that those machines call. Any number of copies may
+/// run on one database.
+#[derive(Debug, Parser)]
+#[command(
+    name = "shepherd",
+    version,
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true,
+    after_help = EXAMPLES
+)]
+pub struct Flags {
+    /// Something else than the service.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// The service.
+    #[command(flatten)]
+    pub service: ServiceFlags,
+}
+
+const EXAMPLES: &str = "\
+See it work:
+  shepherd demo
+
+Run it on a list of servers:
+  shepherd --bmdb_url postgres://user@host:5432/bmdb --provider static \\
+    --static_device_list_url file:///etc/shepherd/devices.json \\
+    --agent_executable_path /usr/lib/shepherd/roleserver --agent_endpoint shepherd.example:8443 \\
+    --ssh_key_path /var/lib/shepherd/ssh_key --secrets_key_path /var/lib/shepherd/secrets.key
+
+Ask what a machine is waiting for:
+  shepherdctl why MACHINE";
+
+/// What `shepherd` can be instead of the service.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a whole fleet in a box: database, simulated machines and the service.
+    Demo(DemoFlags),
+    /// Simulate machines behind real protocols, or break one of them.
+    Simulator(SimulatorArgs),
+}
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For a terminal.
+    #[default]
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// What a database can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DialectFlag {
+    /// PostgreSQL as it is: READ COMMITTED, SKIP LOCKED, NOTIFY.
+    #[default]
+    Postgres,
+    /// READ COMMITTED without SKIP LOCKED and NOTIFY.
+    Waiting,
+    /// SERIALIZABLE without SKIP LOCKED and NOTIFY, as CockroachDB runs.
+    Serializable,
+}
+
+/// A part of the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Component {
+    /// Brings providers' machines into the BMDB.
+    Provisioner,
+    /// Puts the role server on machines.
+    Initializer,
+    /// Brings back machines that fell silent.
+    Recoverer,
+    /// Asks providers what became of their machines.
+    Updater,
+    /// Hears the agents.
+    Callback,
+}
+
+/// Everything the service takes.
+#[derive(Clone, Debug, Args)]
+#[command(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the documentation of each is its help text")]
+pub struct ServiceFlags {
+    /// TOML file with any of these flags as keys, and [[provider]] tables.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Validate everything, touch nothing, and print what would run.
+    #[arg(long)]
+    pub check: bool,
+    /// Parts to run in this process.
+    #[arg(
+        long,
+        value_name = "PART",
+        value_delimiter = ',',
+        default_value = "provisioner,initializer,recoverer,updater,callback"
+    )]
+    pub components: Vec<Component>,
+    /// How logs are written.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+    /// How long work under way may go on after a signal to stop.
+    #[arg(long, value_name = "SPAN", default_value = "30s")]
+    pub shutdown_grace: Span,
+
+    /// The database: postgres://user@host:5432/bmdb. Give a password by SHEPHERD_BMDB_URL or ~/.pgpass.
+    #[arg(long, value_name = "URL", help_heading = "Bare metal database", conflicts_with_all = ["bmdb_eat_my_data", "bmdb_dir"])]
+    pub bmdb_url: Option<String>,
+    /// Start a private PostgreSQL and throw it away at the end.
+    #[arg(long, help_heading = "Bare metal database", conflicts_with = "bmdb_dir")]
+    pub bmdb_eat_my_data: bool,
+    /// Start a private PostgreSQL that keeps its data in DIR.
+    #[arg(long, value_name = "DIR", help_heading = "Bare metal database")]
+    pub bmdb_dir: Option<PathBuf>,
+    /// What the database can do.
+    #[arg(
+        long,
+        value_name = "DIALECT",
+        value_enum,
+        default_value = "postgres",
+        help_heading = "Bare metal database"
+    )]
+    pub bmdb_dialect: DialectFlag,
+    /// Most connections to the database.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=1000), help_heading = "Bare metal database")]
+    pub bmdb_max_connections: u32,
+    /// How long a session lasts that is not renewed.
+    #[arg(long, value_name = "SPAN", default_value = "5s", help_heading = "Bare metal database")]
+    pub session_interval: Span,
+    /// Key that seals secrets in the database; made if absent.
+    #[arg(long, value_name = "FILE", help_heading = "Bare metal database")]
+    pub secrets_key_path: Option<PathBuf>,
+
+    /// Kind of the one provider that needs no configuration file: static or simulated.
+    #[arg(long, value_name = "KIND", help_heading = "Provider")]
+    pub provider: Option<String>,
+    /// Its name. [default: its kind]
+    #[arg(long, value_name = "NAME", help_heading = "Provider", requires = "provider")]
+    pub provider_name: Option<String>,
+    /// Device list of a static provider: file:///path or http(s)://host/path.
+    #[arg(long, value_name = "URL", help_heading = "Provider")]
+    pub static_device_list_url: Option<String>,
+    /// Provider API of a simulator: http://host:port.
+    #[arg(long, value_name = "URL", help_heading = "Provider")]
+    pub simulated_url: Option<String>,
+
+    /// The role server to put on machines.
+    #[arg(long, value_name = "FILE", help_heading = "Agent")]
+    pub agent_executable_path: Option<PathBuf>,
+    /// Where it goes on the machine; relative to the home of the SSH user.
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_AGENT_PATH, help_heading = "Agent")]
+    pub agent_target_path: String,
+    /// host:port that machines call; may be given several times.
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Agent")]
+    pub agent_endpoint: Vec<String>,
+    /// Where agents are heard.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", help_heading = "Agent")]
+    pub agent_listen_address: SocketAddr,
+    /// Certificate chain of the callback server, PEM. [default: from a CA kept in the database]
+    #[arg(long, value_name = "FILE", requires = "agent_tls_key_path", help_heading = "Agent")]
+    pub agent_tls_certificate_path: Option<PathBuf>,
+    /// Its private key, PEM.
+    #[arg(long, value_name = "FILE", requires = "agent_tls_certificate_path", help_heading = "Agent")]
+    pub agent_tls_key_path: Option<PathBuf>,
+    /// CA that agents check that certificate against, PEM or DER. [default: the chain's last]
+    #[arg(long, value_name = "FILE", requires = "agent_tls_certificate_path", help_heading = "Agent")]
+    pub agent_endpoint_ca_certificate_path: Option<PathBuf>,
+
+    /// User for machines whose provider names none.
+    #[arg(long, value_name = "USER", default_value = "root", help_heading = "SSH")]
+    pub ssh_user: String,
+    /// Private key, OpenSSH format; made if absent.
+    #[arg(long, value_name = "FILE", help_heading = "SSH")]
+    pub ssh_key_path: Option<PathBuf>,
+    /// File that holds a password, for hosts that take no key. Or give SHEPHERD_SSH_PASSWORD.
+    #[arg(long, value_name = "FILE", help_heading = "SSH")]
+    pub ssh_password_path: Option<PathBuf>,
+    /// Longest time to connect.
+    #[arg(long, value_name = "SPAN", default_value = "2s", help_heading = "SSH")]
+    pub agent_ssh_connect_timeout: Span,
+    /// Longest time for one command.
+    #[arg(long, value_name = "SPAN", default_value = "60s", help_heading = "SSH")]
+    pub agent_ssh_exec_timeout: Span,
+
+    /// How often a provider is compared with the database.
+    #[arg(long, value_name = "RATE", default_value = "1m,1", help_heading = "Loops")]
+    pub provisioner_reconciler_rate: Rate,
+    /// Most machines of one provider; 0 without limit.
+    #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Loops")]
+    pub provisioner_max_machines: usize,
+    /// How often a provider is asked for a machine.
+    #[arg(long, value_name = "RATE", default_value = "5s,1", help_heading = "Loops")]
+    pub provisioner_device_creation_rate: Rate,
+    /// Most machines asked for in one pass.
+    #[arg(long, value_name = "N", default_value_t = 20, help_heading = "Loops")]
+    pub provisioner_reservation_chunk_size: usize,
+    /// Machines handled at once; 0 counts as 1.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
+    pub initializer_loop_parallelism: usize,
+    /// Limit of its statements that look for work.
+    #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
+    pub initializer_db_query_rate: Rate,
+    /// Machines handled at once; 0 counts as 1.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
+    pub recoverer_loop_parallelism: usize,
+    /// Limit of its statements that look for work.
+    #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
+    pub recoverer_db_query_rate: Rate,
+    /// Machines handled at once; 0 counts as 1.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
+    pub updater_loop_parallelism: usize,
+    /// Limit of its statements that look for work.
+    #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
+    pub updater_db_query_rate: Rate,
+
+    /// Where metrics are served, as http://ADDRESS:PORT/metrics.
+    #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Metrics")]
+    pub metrics_listen_address: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub policy: PolicyFlags,
+}
+
+/// Flags that write the policy when they are given.
+#[derive(Clone, Debug, Default, Args)]
+#[command(
+    rename_all = "snake_case",
+    next_help_heading = "Policy (kept in the database; written only when given)"
+)]
+pub struct PolicyFlags {
+    /// A new agent that has not reported after this is silent. [default: 30m]
+    #[arg(long, value_name = "SPAN")]
+    pub recovery_first_heartbeat_timeout: Option<Span>,
+    /// An agent that has not reported for this is silent. [default: 10m]
+    #[arg(long, value_name = "SPAN")]
+    pub recovery_silence_timeout: Option<Span>,
+    /// How often agents report. [default: 30s]
+    #[arg(long, value_name = "SPAN")]
+    pub heartbeat_interval: Option<Span>,
+    /// Steps of recovery as STEP:DEADLINE:TRIES,… [default: restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2]
+    #[arg(long, value_name = "LADDER", value_parser = parse_ladder)]
+    pub recovery_ladder: Option<Ladder>,
+    /// Recovery is held when more than this share fell silent within the brake's window. [default: 0.2]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub recovery_brake_fraction: Option<f64>,
+    /// That window. [default: 10m]
+    #[arg(long, value_name = "SPAN")]
+    pub recovery_brake_window: Option<Span>,
+    /// Wait after the first failure to start an agent. [default: 5m]
+    #[arg(long, value_name = "SPAN")]
+    pub agent_start_backoff_initial: Option<Span>,
+    /// Longest wait. [default: 4h]
+    #[arg(long, value_name = "SPAN")]
+    pub agent_start_backoff_maximum: Option<Span>,
+    /// Look at a machine again when its provider said nothing new. [default: 30m]
+    #[arg(long, value_name = "SPAN")]
+    pub update_interval_stable: Option<Span>,
+    /// Look at a machine again whose status is incomplete, unstable or just changed. [default: 1m]
+    #[arg(long, value_name = "SPAN")]
+    pub update_interval_unstable: Option<Span>,
+    /// Longest time an outward call may outlive its session. [default: 1m]
+    #[arg(long, value_name = "SPAN")]
+    pub outward_limit: Option<Span>,
+}
+
+/// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ladder(pub Vec<Rung>);
+
+fn parse_ladder(text: &str) -> Result<Ladder, String> {
+    let rung = |part: &str| -> Result<Rung, String> {
+        let mut fields = part.split(':');
+        let (Some(step), Some(deadline), Some(tries), None) =
+            (fields.next(), fields.next(), fields.next(), fields.next())
+        else {
+            return Err(format!("{part:?} is no step; write STEP:DEADLINE:TRIES, for example reboot:15m:2"));
+        };
+        Ok(Rung {
+            step: step.parse::<Disturbance>().map_err(|error| error.to_string())?,
+            deadline: deadline.parse::<Span>().map_err(|error| error.to_string())?,
+            tries: tries.parse().map_err(|_| format!("{tries:?} is no number of tries"))?,
+        })
+    };
+    text.split(',').map(rung).collect::<Result<Vec<_>, _>>().map(Ladder)
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| format!("{text:?} is no share; write a number from 0 to 1"))
+}
+
+impl PolicyFlags {
+    /// Writes what was given into a policy.
+    pub fn apply(&self, policy: &mut Policy) {
+        fn set<T: Clone>(given: Option<&T>, place: &mut T) {
+            if let Some(value) = given {
+                *place = value.clone();
+            }
+        }
+        set(self.recovery_first_heartbeat_timeout.as_ref(), &mut policy.recovery_first_heartbeat_timeout);
+        set(self.recovery_silence_timeout.as_ref(), &mut policy.recovery_silence_timeout);
+        set(self.heartbeat_interval.as_ref(), &mut policy.heartbeat_interval);
+        set(self.recovery_ladder.as_ref().map(|ladder| &ladder.0), &mut policy.ladder);
+        set(self.recovery_brake_fraction.as_ref(), &mut policy.recovery_brake.fraction);
+        set(self.recovery_brake_window.as_ref(), &mut policy.recovery_brake.window);
+        set(self.update_interval_stable.as_ref(), &mut policy.update_interval_stable);
+        set(self.update_interval_unstable.as_ref(), &mut policy.update_interval_unstable);
+        set(self.outward_limit.as_ref(), &mut policy.outward_limit);
+        let mut backoff = policy.backoff_of(Process::AgentStart);
+        set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
+        set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
+        policy.backoff.insert(Process::AgentStart, backoff);
+    }
+}
+
+/// The command with an environment variable for every flag.
+#[must_use]
+pub fn command() -> clap::Command {
+    Flags::command().args_override_self(true).mut_args(|arg| {
+        let name = arg.get_id().as_str();
+        if matches!(name, "help" | "version" | "check") {
+            return arg;
+        }
+        let variable = format!("SHEPHERD_{}", name.to_uppercase());
+        arg.env(variable).hide_env(true)
+    })
+}
+
+/// Parses arguments whose dashes were already turned into underscores.
+pub fn parse(arguments: Vec<std::ffi::OsString>) -> Result<Flags, clap::Error> {
+    let matches = command().try_get_matches_from(arguments)?;
+    Flags::from_arg_matches(&matches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_is_well_formed() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn ladder_reads_as_steps() {
+        let Ladder(rungs) = parse_ladder("restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2").unwrap();
+        assert_eq!(rungs, Policy::default().ladder);
+        for wrong in ["", "reboot", "reboot:1m", "reboot:1m:1:1", "explode:1m:1", "reboot:x:1", "reboot:1m:x"]
+        {
+            assert!(parse_ladder(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_given_flags_change_the_policy() {
+        let mut policy = Policy::default();
+        PolicyFlags::default().apply(&mut policy);
+        assert_eq!(policy, Policy::default());
+        let flags =
+            PolicyFlags { recovery_silence_timeout: Some(Span::seconds(5)), ..PolicyFlags::default() };
+        flags.apply(&mut policy);
+        assert_eq!(policy, Policy { recovery_silence_timeout: Span::seconds(5), ..Policy::default() });
+    }
+}

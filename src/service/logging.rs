@@ -1,0 +1,20 @@
+//! Logs: fields, not sentences with values in them; text for a terminal, JSON by flag.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::service::flags::LogFormat;
+
+/// Starts logging to standard error. `RUST_LOG` narrows or widens it; `default` counts without.
+/// A second call changes nothing.
+pub fn start(format: LogFormat, default: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let ansi = std::io::stderr().is_terminal();
+    // An error means that a subscriber is installed already, as in a test.
+    let _ = match format {
+        LogFormat::Text => builder.with_ansi(ansi).try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+}

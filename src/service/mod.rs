@@ -1,0 +1,24 @@
+//! The service as one process: flags, configuration, and everything started and
+//! stopped in the right order.
+//!
+//! The one room that knows both the loops and what listens, so that neither of
+//! those has to know the other.
+//!
+//! * [`flags`]: what can be said on the command line, with its defaults.
+//! * [`configuration`]: the same said in a TOML file, and providers.
+//! * [`plan`]: flags and file checked and turned into what will run; what
+//!   `--check` prints.
+//! * [`check`]: the same, having looked.
+//! * [`callback`]: the callback server of this process.
+//! * [`run`]: running it.
+//! * [`demo`]: a fleet in a box.
+
+pub mod callback;
+pub mod check;
+pub mod configuration;
+pub mod demo;
+pub mod failure;
+pub mod flags;
+pub mod logging;
+pub mod plan;
+pub mod run;

@@ -1,0 +1,372 @@
+//! From flags and file to what will run: everything that can be wrong is found
+//! before anything is started.
+//!
+//! `--check` stops after this and prints it. Secrets are masked by not being
+//! there: a plan holds the paths of keys, never keys.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use crate::bmdb::connection::{ConnectionSettings, Dialect};
+use crate::providers::provider::ProviderName;
+use crate::service::configuration::{ConfigurationFile, ProviderConfiguration};
+use crate::service::failure::Failure;
+use crate::service::flags::{Component, DialectFlag, ServiceFlags};
+
+/// Where the bare metal database is.
+#[derive(Clone)]
+pub enum Database {
+    /// A server somebody runs.
+    Url(Box<ConnectionSettings>),
+    /// A private server whose data goes with us.
+    ThrowAway,
+    /// A private server that keeps its data.
+    Directory(PathBuf),
+}
+
+/// A service that is complete and consistent, as far as that can be seen without starting it.
+#[derive(Clone)]
+pub struct ServicePlan {
+    /// What was said.
+    pub flags: ServiceFlags,
+    /// Where the database is.
+    pub database: Database,
+    /// Every provider.
+    pub providers: Vec<ProviderConfiguration>,
+    /// Parts to run.
+    pub components: BTreeSet<Component>,
+    /// Where machines call back.
+    pub endpoints: Vec<String>,
+}
+
+/// Checks what can be checked without a database, a provider or a machine.
+pub fn plan(flags: ServiceFlags, file: ConfigurationFile) -> Result<ServicePlan, Failure> {
+    let database = database(&flags)?;
+    let providers = providers(&flags, file.providers)?;
+    let components: BTreeSet<Component> = flags.components.iter().copied().collect();
+    let reaches_machines =
+        components.contains(&Component::Initializer) || components.contains(&Component::Recoverer);
+    let endpoints = endpoints(&flags, reaches_machines || components.contains(&Component::Callback))?;
+    if flags.session_interval.0 < std::time::Duration::from_secs(1) {
+        return Err(Failure::usage(format!(
+            "--session_interval {} is too short to be renewed in time; give at least 1s",
+            flags.session_interval
+        )));
+    }
+    let throw_away = matches!(database, Database::ThrowAway);
+    if reaches_machines {
+        let agent = required(
+            flags.agent_executable_path.as_deref(),
+            "--agent_executable_path",
+            "the role server to put on machines",
+        )?;
+        must_be_file("--agent_executable_path", agent)?;
+        if !throw_away {
+            required(
+                flags.ssh_key_path.as_deref(),
+                "--ssh_key_path",
+                "the SSH key to reach machines with, made if absent",
+            )?;
+        }
+    }
+    let own_certificate = flags.agent_tls_certificate_path.is_some();
+    let needs_authority = reaches_machines || components.contains(&Component::Callback);
+    if needs_authority && !own_certificate && !throw_away {
+        required(
+            flags.secrets_key_path.as_deref(),
+            "--secrets_key_path",
+            "the key that seals the callback server's CA in the database, made if absent (or give --agent_tls_certificate_path)",
+        )?;
+    }
+    for (flag, path) in [
+        ("--agent_tls_certificate_path", &flags.agent_tls_certificate_path),
+        ("--agent_tls_key_path", &flags.agent_tls_key_path),
+        ("--agent_endpoint_ca_certificate_path", &flags.agent_endpoint_ca_certificate_path),
+        ("--ssh_password_path", &flags.ssh_password_path),
+    ] {
+        if let Some(path) = path {
+            must_be_file(flag, path)?;
+        }
+    }
+    Ok(ServicePlan { flags, database, providers, components, endpoints })
+}
+
+fn required<'a>(path: Option<&'a Path>, flag: &str, what: &str) -> Result<&'a Path, Failure> {
+    path.ok_or_else(|| Failure::usage(format!("give {flag} FILE: {what}")))
+}
+
+fn must_be_file(flag: &str, path: &Path) -> Result<(), Failure> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => Ok(()),
+        Ok(_) => Err(Failure::usage(format!("{flag} {} is no file", path.display()))),
+        Err(error) => Err(Failure::usage(format!("{flag} {} cannot be read: {error}", path.display()))),
+    }
+}
+
+fn database(flags: &ServiceFlags) -> Result<Database, Failure> {
+    if flags.bmdb_eat_my_data {
+        return Ok(Database::ThrowAway);
+    }
+    if let Some(directory) = &flags.bmdb_dir {
+        return Ok(Database::Directory(directory.clone()));
+    }
+    let Some(url) = &flags.bmdb_url else {
+        return Err(Failure::usage(
+            "no database is given. Give --bmdb_url postgres://USER@HOST:5432/DATABASE, or --bmdb_dir DIR for a \
+             private PostgreSQL that keeps its data there, or --bmdb_eat_my_data for one that is thrown away. \
+             To see Shepherd work, run `shepherd demo`",
+        ));
+    };
+    let mut settings =
+        ConnectionSettings::from_url(url, "shepherd").map_err(|error| Failure::usage(error.to_string()))?;
+    settings.max_connections = flags.bmdb_max_connections;
+    settings.dialect = dialect(flags.bmdb_dialect);
+    Ok(Database::Url(Box::new(settings)))
+}
+
+/// The engine's name for what was said.
+#[must_use]
+pub const fn dialect(flag: DialectFlag) -> Dialect {
+    match flag {
+        DialectFlag::Postgres => Dialect::POSTGRES,
+        DialectFlag::Waiting => Dialect::WAITING,
+        DialectFlag::Serializable => Dialect::SERIALIZABLE,
+    }
+}
+
+fn providers(
+    flags: &ServiceFlags,
+    mut providers: Vec<ProviderConfiguration>,
+) -> Result<Vec<ProviderConfiguration>, Failure> {
+    if let Some(kind) = &flags.provider {
+        let name: ProviderName = flags
+            .provider_name
+            .as_deref()
+            .unwrap_or(kind)
+            .parse()
+            .map_err(|error| Failure::usage(format!("--provider_name: {error}")))?;
+        let provider = match kind.as_str() {
+            "static" => ProviderConfiguration::Static {
+                name,
+                device_list_url: flags.static_device_list_url.clone().ok_or_else(|| {
+                    Failure::usage("--provider static needs --static_device_list_url file:///PATH or http(s)://HOST/PATH")
+                })?,
+            },
+            "simulated" => ProviderConfiguration::Simulated {
+                name,
+                url: flags
+                    .simulated_url
+                    .clone()
+                    .ok_or_else(|| Failure::usage("--provider simulated needs --simulated_url http://HOST:PORT"))?,
+            },
+            other => {
+                return Err(Failure::usage(format!(
+                    "--provider {other} is no kind of provider; there are static and simulated"
+                )));
+            }
+        };
+        if providers.iter().any(|known| known.name() == provider.name()) {
+            return Err(Failure::usage(format!(
+                "provider {} is given by flags and in the configuration file; give --provider_name NAME",
+                provider.name()
+            )));
+        }
+        providers.push(provider);
+    }
+    if providers.is_empty() {
+        return Err(Failure::usage(
+            "no provider is given. Give --provider static --static_device_list_url file:///PATH, or [[provider]] \
+             tables in the file named by --config",
+        ));
+    }
+    Ok(providers)
+}
+
+fn endpoints(flags: &ServiceFlags, needed: bool) -> Result<Vec<String>, Failure> {
+    for endpoint in &flags.agent_endpoint {
+        check_endpoint(endpoint)?;
+    }
+    if needed && flags.agent_endpoint.is_empty() {
+        return Err(Failure::usage(
+            "give --agent_endpoint HOST:PORT: where machines reach --agent_listen_address of this shepherd",
+        ));
+    }
+    Ok(flags.agent_endpoint.clone())
+}
+
+fn check_endpoint(endpoint: &str) -> Result<(), Failure> {
+    let wrong = || {
+        Failure::usage(format!(
+            "--agent_endpoint {endpoint} is no HOST:PORT; write for example shepherd.example:8443 or [2001:db8::1]:8443"
+        ))
+    };
+    let (host, port) = endpoint.rsplit_once(':').ok_or_else(wrong)?;
+    let host_is_right = match host.strip_prefix('[') {
+        Some(bracketed) => {
+            bracketed.strip_suffix(']').is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok())
+        }
+        None => !host.is_empty() && !host.contains(['/', ':', '@', ' ']),
+    };
+    if !host_is_right || port.parse::<u16>().ok().is_none_or(|port| port == 0) {
+        return Err(wrong());
+    }
+    Ok(())
+}
+
+impl ServicePlan {
+    /// What would run, for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let flags = &self.flags;
+        let mut text = String::new();
+        let mut line = |name: &str, value: String| {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{name:<12} {value}");
+        };
+        line(
+            "database",
+            match &self.database {
+                Database::Url(settings) => {
+                    format!("{} ({:?} dialect)", settings.place(), flags.bmdb_dialect).to_lowercase()
+                }
+                Database::ThrowAway => "a private PostgreSQL, thrown away at the end".to_owned(),
+                Database::Directory(directory) => format!("a private PostgreSQL in {}", directory.display()),
+            },
+        );
+        for provider in &self.providers {
+            line(
+                "provider",
+                match provider {
+                    ProviderConfiguration::Static { name, device_list_url } => {
+                        format!("{name} (static): {}", without_credentials(device_list_url))
+                    }
+                    ProviderConfiguration::Simulated { name, url } => {
+                        format!("{name} (simulated): {}", without_credentials(url))
+                    }
+                },
+            );
+        }
+        for component in &self.components {
+            line(
+                "runs",
+                match component {
+                    Component::Provisioner => format!(
+                        "provisioner: compares each provider at {}, creates at {} up to {} machines",
+                        flags.provisioner_reconciler_rate,
+                        flags.provisioner_device_creation_rate,
+                        match flags.provisioner_max_machines {
+                            0 => "any number of".to_owned(),
+                            count => count.to_string(),
+                        }
+                    ),
+                    Component::Initializer => worker_line(
+                        "initializer",
+                        flags.initializer_loop_parallelism,
+                        &flags.initializer_db_query_rate.to_string(),
+                    ),
+                    Component::Recoverer => worker_line(
+                        "recoverer",
+                        flags.recoverer_loop_parallelism,
+                        &flags.recoverer_db_query_rate.to_string(),
+                    ),
+                    Component::Updater => worker_line(
+                        "updater",
+                        flags.updater_loop_parallelism,
+                        &flags.updater_db_query_rate.to_string(),
+                    ),
+                    Component::Callback => {
+                        format!("callback: hears agents on {}", flags.agent_listen_address)
+                    }
+                },
+            );
+        }
+        if !self.endpoints.is_empty() {
+            line("endpoints", self.endpoints.join(", "));
+        }
+        if let Some(agent) = &flags.agent_executable_path {
+            line("agent", format!("{} goes to {}", agent.display(), flags.agent_target_path));
+        }
+        line(
+            "ssh",
+            format!(
+                "as {}, key {}, password {}",
+                flags.ssh_user,
+                path_or(flags.ssh_key_path.as_deref(), "made for this run"),
+                if flags.ssh_password_path.is_some() || std::env::var_os("SHEPHERD_SSH_PASSWORD").is_some() {
+                    "given (masked)"
+                } else {
+                    "none"
+                }
+            ),
+        );
+        line(
+            "secrets",
+            match &flags.agent_tls_certificate_path {
+                Some(certificate) => format!("callback certificate {}", certificate.display()),
+                None => format!(
+                    "CA sealed in the database by {}",
+                    path_or(flags.secrets_key_path.as_deref(), "a key made for this run")
+                ),
+            },
+        );
+        line(
+            "metrics",
+            flags
+                .metrics_listen_address
+                .map_or("not served".to_owned(), |address| format!("http://{address}/metrics")),
+        );
+        text
+    }
+}
+
+fn worker_line(name: &str, workers: usize, rate: &str) -> String {
+    let workers = workers.max(1);
+    format!("{name}: {workers} worker{}, looks for work at {rate}", if workers == 1 { "" } else { "s" })
+}
+
+fn path_or(path: Option<&Path>, otherwise: &str) -> String {
+    path.map_or_else(|| otherwise.to_owned(), |path| path.display().to_string())
+}
+
+/// A URL without the user and password it may hold.
+fn without_credentials(url: &str) -> String {
+    match url.split_once("://").and_then(|(scheme, rest)| {
+        let host = rest.split('/').next()?;
+        let (_, bare) = host.rsplit_once('@')?;
+        Some(format!("{scheme}://{bare}{}", &rest[host.len()..]))
+    }) {
+        Some(bare) => bare,
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoint_is_a_host_and_a_port() {
+        for good in ["shepherd.example:8443", "192.0.2.1:1", "[2001:db8::1]:8443"] {
+            check_endpoint(good).unwrap();
+        }
+        for bad in [
+            "shepherd.example",
+            "2001:db8::1:8443",
+            ":8443",
+            "h:0",
+            "h:99999",
+            "https://h:1",
+            "[h]:1",
+            "u@h:1",
+        ] {
+            assert_eq!(check_endpoint(bad).unwrap_err().code, 2, "{bad}");
+        }
+    }
+
+    #[test]
+    fn credentials_of_a_url_are_not_shown() {
+        assert_eq!(without_credentials("https://kim:secret@h/x@y"), "https://h/x@y");
+        assert_eq!(without_credentials("file:///etc/x"), "file:///etc/x");
+    }
+}

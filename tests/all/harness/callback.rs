@@ -1,0 +1,209 @@
+//! A shepherd that only hears agents, and agents that say what a test wants.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use shepherd::bmdb::change::{FactChange, NewAgent};
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::bmdb::secret::SecretsKey;
+use shepherd::bmdb::session::Sessions;
+use shepherd::bmdb::work::Decision;
+use shepherd::model::ids::{MachineId, ProcessId};
+use shepherd::proto::agent::v1::agent_callback_client::AgentCallbackClient;
+use shepherd::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse};
+use shepherd::roleserver::connection::{client_config, connect};
+use shepherd::roleserver::identity::Identity;
+use shepherd::server::accept::ConnectionLimits;
+use shepherd::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
+use shepherd::server::certificate::CertificateSource;
+use sqlx::PgPool;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tonic::transport::Channel;
+use uuid::Uuid;
+
+use crate::harness::postgres::TestDatabase;
+
+/// Settings for a free port of the loopback address, the secrets key standing in `directory`.
+pub(crate) fn settings(directory: &Path) -> anyhow::Result<CallbackSettings> {
+    let key = SecretsKey::open(&directory.join("secrets.key"))?;
+    Ok(CallbackSettings {
+        listen_address: SocketAddr::from(([127, 0, 0, 1], 0)),
+        endpoints: Vec::new(),
+        certificate: CertificateSource::Shared(Arc::new(key)),
+        agent_rate: "1ms,1000".parse()?,
+        limits: ConnectionLimits::default(),
+    })
+}
+
+/// A shepherd that only hears agents.
+pub(crate) struct Listener {
+    pub(crate) bmdb: Bmdb,
+    pub(crate) server: CallbackServer,
+    pub(crate) metrics: Metrics,
+    stop: CancellationToken,
+    keep: CancellationToken,
+    keeper: JoinHandle<()>,
+}
+
+impl Listener {
+    pub(crate) async fn start(database: &TestDatabase, settings: CallbackSettings) -> anyhow::Result<Self> {
+        let bmdb = database.bmdb().await?;
+        bmdb.migrate().await?;
+        let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_secs(5));
+        let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
+        let keeper = tokio::spawn(keeper.keep(keep.clone()));
+        let metrics = Metrics::new();
+        let server = serve_agents(bmdb.clone(), sessions, settings, metrics.clone(), stop.clone()).await?;
+        Ok(Self { bmdb, server, metrics, stop, keep, keeper })
+    }
+
+    /// Ends it in order.
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        self.server.ended().await;
+        self.keep.cancel();
+        Ok(self.keeper.await?)
+    }
+
+    /// How often something is counted, by the beginning of its line.
+    pub(crate) fn counted(&self, line: &str) -> anyhow::Result<u64> {
+        let text = self.metrics.encode()?;
+        let found = text.lines().find_map(|shown| shown.strip_prefix(line)?.trim().parse().ok());
+        Ok(found.unwrap_or(0))
+    }
+}
+
+/// An agent that says what a test wants.
+pub(crate) struct TestAgent {
+    pub(crate) machine: MachineId,
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) boot_id: String,
+    pub(crate) incarnation: String,
+}
+
+pub(crate) type Client = AgentCallbackClient<Channel>;
+
+impl TestAgent {
+    /// A machine that a provider handed over and that this agent was started on.
+    pub(crate) async fn new(pool: &PgPool, bmdb: &Bmdb) -> anyhow::Result<Self> {
+        let identity = Identity::generate()?;
+        let machine = provided(pool).await?;
+        let agent = NewAgent {
+            public_key: identity.public_key().to_vec(),
+            boot_id: None,
+            version: "1".to_owned(),
+            supervision: "systemd".to_owned(),
+            fence: 1,
+        };
+        bmdb.change_machine(machine, move |_| Decision {
+            changes: vec![FactChange::AgentStarted(agent.clone())],
+            events: Vec::new(),
+            answer: (),
+        })
+        .await?;
+        Ok(Self {
+            machine,
+            identity: Arc::new(identity),
+            boot_id: Uuid::new_v4().to_string(),
+            incarnation: Uuid::new_v4().to_string(),
+        })
+    }
+
+    /// A plain heartbeat.
+    pub(crate) fn heartbeat(&self, seq: u64) -> HeartbeatRequest {
+        HeartbeatRequest {
+            machine_id: self.machine.to_string(),
+            boot_id: self.boot_id.clone(),
+            incarnation: self.incarnation.clone(),
+            seq,
+            agent_version: "1".to_owned(),
+            access_fence: 1,
+            ..HeartbeatRequest::default()
+        }
+    }
+
+    /// A new connection, made as the role server makes it.
+    pub(crate) async fn connect(&self, server: &CallbackServer) -> anyhow::Result<Client> {
+        let config = client_config(&self.identity, &server.ca_certificates)?;
+        Ok(connect(server.endpoints.first().context("no endpoint")?, config).await?)
+    }
+}
+
+/// Says one heartbeat.
+pub(crate) async fn say(client: &mut Client, request: HeartbeatRequest) -> Result<HeartbeatResponse, Status> {
+    Ok(client.heartbeat(request).await?.into_inner())
+}
+
+/// A machine that a provider handed over, without an agent.
+pub(crate) async fn provided(pool: &PgPool) -> anyhow::Result<MachineId> {
+    let machine = MachineId::generate();
+    sqlx::query("INSERT INTO machine VALUES ($1, clock_timestamp())").bind(machine.0).execute(pool).await?;
+    sqlx::query(
+        "INSERT INTO machine_provided (machine_id, provider, provider_id, address, status, provided_at, unchanged)
+         VALUES ($1, 'rack', $1::TEXT, '192.0.2.1', 'Running', clock_timestamp(), FALSE)",
+    )
+    .bind(machine.0)
+    .execute(pool)
+    .await?;
+    sqlx::query(
+        "INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at,
+             phase_index, phase_since, rules_version, policy_version, version, fence, losses)
+         SELECT $1, lane, 'rack', 1, 0, FALSE, 'just heard of', '', 'New', clock_timestamp(), 1, 0, 0, 0, 0
+         FROM (VALUES ('access'), ('observe')) l (lane)",
+    )
+    .bind(machine.0)
+    .execute(pool)
+    .await?;
+    Ok(machine)
+}
+
+/// Everything that a heartbeat of a machine may change, as text to compare.
+pub(crate) async fn rows(pool: &PgPool, machine: MachineId) -> anyhow::Result<String> {
+    let parts: Vec<Option<String>> = sqlx::query_scalar(
+        "SELECT (SELECT jsonb_agg(to_jsonb(h))::TEXT FROM machine_agent_heartbeat h WHERE machine_id = $1)
+         UNION ALL SELECT (SELECT to_jsonb(r)::TEXT FROM machine_hardware_report r WHERE machine_id = $1)
+         UNION ALL SELECT (SELECT to_jsonb(r)::TEXT FROM machine_os_installation_report r WHERE machine_id = $1)
+         UNION ALL SELECT (SELECT jsonb_agg(to_jsonb(d) ORDER BY lane)::TEXT FROM machine_due d WHERE machine_id = $1)
+         UNION ALL SELECT (SELECT count(*)::TEXT FROM history WHERE machine_id = $1)",
+    )
+    .bind(machine.0)
+    .fetch_all(pool)
+    .await?;
+    Ok(format!("{parts:#?}"))
+}
+
+/// The indexed phase of a machine.
+pub(crate) async fn phase(pool: &PgPool, machine: MachineId) -> anyhow::Result<String> {
+    let text = "SELECT phase_index FROM machine_due WHERE machine_id = $1 AND lane = 'access'";
+    Ok(sqlx::query_scalar(text).bind(machine.0).fetch_one(pool).await?)
+}
+
+/// Lines of history of a machine that are no edges of work, in the order in which they were written.
+pub(crate) async fn events(pool: &PgPool, machine: MachineId) -> anyhow::Result<Vec<String>> {
+    let text = "SELECT event FROM history WHERE machine_id = $1 AND edge IS NULL ORDER BY at, event";
+    Ok(sqlx::query_scalar(text).bind(machine.0).fetch_all(pool).await?)
+}
+
+/// Waits until a condition holds, for longer than any host needs.
+pub(crate) async fn until<F, W>(what: &str, mut holds: F) -> anyhow::Result<()>
+where
+    F: FnMut() -> W,
+    W: Future<Output = anyhow::Result<bool>>,
+{
+    let waiting = async {
+        while !holds().await? {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    };
+    tokio::time::timeout(Duration::from_mins(1), waiting)
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("waited in vain until {what}")))?
+}

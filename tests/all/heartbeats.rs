@@ -1,0 +1,312 @@
+//! Heartbeats in the BMDB: a group means the same as one after the other, what is poisoned spoils
+//! nothing else, and listening is told truly.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use shepherd::bmdb::change::NewHeartbeat;
+use shepherd::bmdb::group_commit::{HeartbeatError, Heartbeats};
+use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::model::ids::{MachineId, ProcessId};
+use sqlx::PgPool;
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::callback::{TestAgent, events, phase, until};
+use crate::harness::postgres::TestDatabase;
+
+fn heartbeat(agent: &TestAgent, boot: &str, sequence: i64) -> Heartbeat {
+    Heartbeat {
+        machine: agent.machine,
+        public_key: agent.identity.public_key(),
+        beat: NewHeartbeat {
+            boot_id: boot.to_owned(),
+            incarnation: "i".to_owned(),
+            sequence,
+            version: "1".to_owned(),
+        },
+        hardware: None,
+        installation: None,
+    }
+}
+
+/// What is stored of a machine, without times.
+async fn stored(pool: &PgPool, machine: MachineId) -> anyhow::Result<Vec<Option<String>>> {
+    let text = "SELECT boot_id || incarnation || sequence || version || coalesce(previous_boot_id, '-')
+                FROM machine_agent_heartbeat WHERE machine_id = $1
+                UNION ALL SELECT lane || process || timer || phase_index || split_part(reason, ';', 1)
+                FROM machine_due WHERE machine_id = $1";
+    Ok(sqlx::query_scalar(text).bind(machine.0).fetch_all(pool).await?)
+}
+
+fn kind(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Stored(_) => "stored",
+        Outcome::Repeated(_) => "repeated",
+        Outcome::Stale => "stale",
+        Outcome::Unauthenticated => "unauthenticated",
+    }
+}
+
+struct Committing {
+    heartbeats: Heartbeats,
+    metrics: Metrics,
+    task: tokio::task::JoinHandle<()>,
+}
+
+async fn committing(database: &TestDatabase) -> anyhow::Result<Committing> {
+    let metrics = Metrics::new();
+    let (heartbeats, commit) =
+        Heartbeats::new(database.bmdb().await?, ProcessId::generate(), metrics.clone());
+    let task = tokio::spawn(commit.run(CancellationToken::new()));
+    Ok(Committing { heartbeats, metrics, task })
+}
+
+impl Committing {
+    async fn end(self) -> anyhow::Result<()> {
+        drop(self.heartbeats);
+        Ok(self.task.await?)
+    }
+}
+
+#[tokio::test]
+async fn group_means_the_same_as_one_after_the_other() -> anyhow::Result<()> {
+    let database = TestDatabase::create("group").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let committing = committing(&database).await?;
+    let seed = rand::random();
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut pairs = Vec::new();
+    for _ in 0..4 {
+        pairs.push((TestAgent::new(&pool, &bmdb).await?, TestAgent::new(&pool, &bmdb).await?));
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    let mut last = [None; 4];
+    for step in 0..80 {
+        let number = random.random_range(0..pairs.len());
+        let (grouped, single) = &pairs[number];
+        // Often the same again, mostly the same boot.
+        let fresh = (["a", "a", "a", "b", "c"][random.random_range(0..5)], random.random_range(0..12));
+        let (boot, sequence) =
+            if random.random_range(0..3) == 0 { last[number].unwrap_or(fresh) } else { fresh };
+        last[number] = Some((boot, sequence));
+        let by_group = committing.heartbeats.store(heartbeat(grouped, boot, sequence)).await?;
+        let alone = bmdb.store_heartbeat(Arc::new(heartbeat(single, boot, sequence))).await?;
+        assert_eq!(by_group, alone, "seed {seed}, step {step}");
+        seen.insert(kind(&alone));
+        assert_eq!(
+            stored(&pool, grouped.machine).await?,
+            stored(&pool, single.machine).await?,
+            "seed {seed}, step {step}"
+        );
+        assert_eq!(
+            events(&pool, grouped.machine).await?,
+            events(&pool, single.machine).await?,
+            "seed {seed}, step {step}"
+        );
+    }
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["repeated", "stale", "stored"], "seed {seed}");
+    committing.end().await
+}
+
+#[tokio::test]
+async fn poisoned_heartbeat_spoils_no_other() -> anyhow::Result<()> {
+    let database = TestDatabase::create("poisoned").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let mut agents = Vec::new();
+    for _ in 0..24 {
+        let agent = TestAgent::new(&pool, &bmdb).await?;
+        bmdb.store_heartbeat(Arc::new(heartbeat(&agent, "a", 1))).await?;
+        agents.push(agent);
+    }
+    let committing = committing(&database).await?;
+    let answers = agents.iter().enumerate().map(|(number, agent)| {
+        let mut heartbeat = heartbeat(agent, "a", 2);
+        if number == 13 {
+            heartbeat.beat.version = "no text column takes a \u{0}".to_owned();
+        }
+        committing.heartbeats.store(heartbeat)
+    });
+    let answers = futures::future::join_all(answers).await;
+    for (number, answer) in answers.iter().enumerate() {
+        match answer {
+            Ok(Outcome::Stored(_)) => assert_ne!(number, 13),
+            Err(HeartbeatError::Database(_)) => assert_eq!(number, 13),
+            other => panic!("{number}: {other:?}"),
+        }
+    }
+    let newer: i64 = sqlx::query_scalar("SELECT count(*) FROM machine_agent_heartbeat WHERE sequence = 2")
+        .fetch_one(&pool)
+        .await?;
+    assert_eq!(newer, 23);
+    assert!(committing.metrics.heartbeat_batches_halved.get() > 0);
+    committing.end().await
+}
+
+#[tokio::test]
+async fn two_heartbeats_of_one_machine_in_one_group_leave_the_newer() -> anyhow::Result<()> {
+    let database = TestDatabase::create("two_in_one").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let agent = TestAgent::new(&pool, &bmdb).await?;
+    bmdb.store_heartbeat(Arc::new(heartbeat(&agent, "a", 1))).await?;
+    let committing = committing(&database).await?;
+    let answers = futures::future::join_all(
+        [5, 7, 6, 7].map(|sequence| committing.heartbeats.store(heartbeat(&agent, "a", sequence))),
+    )
+    .await;
+    let kinds: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_or("error", kind)).collect();
+    // Whether they met in one group is up to the clock; that the newer one stays is not. The older one
+    // that came first may have been stored first.
+    assert!(["stored", "stale"].contains(&kinds[0]), "{kinds:?}");
+    assert_eq!(kinds[2], "stale", "{kinds:?}");
+    let mut sevens = [kinds[1], kinds[3]];
+    sevens.sort_unstable();
+    assert_eq!(sevens, ["repeated", "stored"]);
+    let sequence: i64 =
+        sqlx::query_scalar("SELECT sequence FROM machine_agent_heartbeat").fetch_one(&pool).await?;
+    assert_eq!(sequence, 7);
+    committing.end().await
+}
+
+#[tokio::test]
+async fn stranger_in_the_same_group_stands_in_nobodys_way() -> anyhow::Result<()> {
+    let database = TestDatabase::create("stranger").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let agent = TestAgent::new(&pool, &bmdb).await?;
+    bmdb.store_heartbeat(Arc::new(heartbeat(&agent, "a", 1))).await?;
+    let committing = committing(&database).await?;
+    let stranger = |sequence| {
+        let mut heartbeat = heartbeat(&agent, "a", sequence);
+        heartbeat.public_key = [9; 32];
+        heartbeat
+    };
+    let answers = futures::future::join_all(
+        [stranger(50), heartbeat(&agent, "a", 2), stranger(0), stranger(2)]
+            .map(|heartbeat| committing.heartbeats.store(heartbeat)),
+    )
+    .await;
+    let kinds: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_or("error", kind)).collect();
+    assert_eq!(kinds, ["unauthenticated", "stored", "unauthenticated", "unauthenticated"]);
+    let sequence: i64 =
+        sqlx::query_scalar("SELECT sequence FROM machine_agent_heartbeat").fetch_one(&pool).await?;
+    assert_eq!(sequence, 2);
+    committing.end().await
+}
+
+#[tokio::test]
+async fn row_that_somebody_holds_delays_no_other_heartbeat() -> anyhow::Result<()> {
+    let database = TestDatabase::create("held_row").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let (held, free) = (TestAgent::new(&pool, &bmdb).await?, TestAgent::new(&pool, &bmdb).await?);
+    for agent in [&held, &free] {
+        bmdb.store_heartbeat(Arc::new(heartbeat(agent, "a", 1))).await?;
+    }
+    let committing = committing(&database).await?;
+    let mut transaction = pool.begin().await?;
+    sqlx::query("SELECT 1 FROM machine_agent_heartbeat WHERE machine_id = $1 FOR UPDATE")
+        .bind(held.machine.0)
+        .execute(&mut *transaction)
+        .await?;
+    let heartbeats = committing.heartbeats.clone();
+    let goes_on = heartbeats.store(heartbeat(&free, "a", 2));
+    let waits = {
+        let heartbeats = committing.heartbeats.clone();
+        let heartbeat = heartbeat(&held, "a", 2);
+        async move { heartbeats.store(heartbeat).await }
+    };
+    tokio::pin!(waits);
+    if database.mode().dialect().skip_locked {
+        tokio::select! {
+            answer = goes_on => assert_eq!(kind(&answer?), "stored"),
+            answer = &mut waits => panic!("{answer:?} while the row was held"),
+        }
+        transaction.rollback().await?;
+        assert_eq!(kind(&waits.await?), "stored");
+    } else {
+        // Here the group waits, and both are stored when the row is free.
+        let (_, held, free) = tokio::join!(transaction.rollback(), waits, goes_on);
+        assert_eq!((kind(&held?), kind(&free?)), ("stored", "stored"));
+    }
+    drop(heartbeats);
+    committing.end().await
+}
+
+#[tokio::test]
+async fn gap_in_listening_restarts_it_and_a_short_one_does_not() -> anyhow::Result<()> {
+    let database = TestDatabase::create("listening").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let none: Arc<[Arc<Heartbeat>]> = Arc::from([]);
+    let age = || {
+        sqlx::query_as::<_, (i64, f64, f64)>(
+            "SELECT shard, extract(epoch FROM clock_timestamp() - since)::FLOAT8,
+                    extract(epoch FROM clock_timestamp() - last_commit)::FLOAT8
+             FROM fleet_listening ORDER BY shard",
+        )
+        .fetch_all(&pool)
+    };
+    let seconds = |from: f64, to: f64| move |value: f64| (from..to).contains(&value);
+    bmdb.store_group(3, none.clone()).await?;
+    database.advance(Duration::from_secs(50)).await?;
+    bmdb.store_group(3, none.clone()).await?;
+    let listening = age().await?;
+    assert!(listening.len() == 1 && seconds(50.0, 80.0)(listening[0].1), "{listening:?}");
+    assert!(seconds(0.0, 30.0)(listening[0].2), "{listening:?}");
+
+    // Another listener that starts while this one is there has been heard through it.
+    bmdb.store_group(7, none.clone()).await?;
+    let listening = age().await?;
+    assert!(listening.len() == 2 && (listening[0].1 - listening[1].1).abs() < 1.0, "{listening:?}");
+
+    database.advance(Duration::from_secs(61)).await?;
+    bmdb.store_group(7, none).await?;
+    let listening = age().await?;
+    assert!(seconds(111.0, 140.0)(listening[0].1) && seconds(0.0, 30.0)(listening[1].1), "{listening:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn idle_listener_says_at_once_that_it_listens() -> anyhow::Result<()> {
+    let database = TestDatabase::create("idle").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let committing = committing(&database).await?;
+    until("a listener that hears nothing listens", async || {
+        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM fleet_listening").fetch_one(&pool).await?;
+        Ok(count == 1)
+    })
+    .await?;
+    committing.end().await
+}
+
+#[tokio::test]
+async fn silent_machine_that_is_heard_is_ready_again() -> anyhow::Result<()> {
+    let database = TestDatabase::create("silent").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let agent = TestAgent::new(&pool, &bmdb).await?;
+    let committing = committing(&database).await?;
+    assert_eq!(phase(&pool, agent.machine).await?, "AgentStarting");
+    committing.heartbeats.store(heartbeat(&agent, "a", 1)).await?;
+    assert_eq!(phase(&pool, agent.machine).await?, "Ready");
+    // Eleven minutes in which somebody listened and heard nothing.
+    database.advance(Duration::from_mins(11)).await?;
+    sqlx::query("UPDATE fleet_listening SET last_commit = clock_timestamp()").execute(&pool).await?;
+    bmdb.sweep_page(MachineId(uuid::Uuid::nil()), 100).await?;
+    assert_eq!(phase(&pool, agent.machine).await?, "Silent");
+    let outcome = committing.heartbeats.store(heartbeat(&agent, "a", 2)).await?;
+    assert_eq!(kind(&outcome), "stored");
+    assert_eq!(phase(&pool, agent.machine).await?, "Ready");
+    let told = events(&pool, agent.machine).await?;
+    for event in ["FirstHeartbeat", "HeardAgain", "Ready", "Silent"] {
+        assert!(told.iter().any(|told| told == event), "{event} is missing in {told:?}");
+    }
+    committing.end().await
+}

@@ -1,0 +1,377 @@
+//! What every provider keeps to: one suite, run for each kind.
+//!
+//! A harness brings a provider whose world the suite can break and mend. The
+//! suite itself knows no kind.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::IntoResponse;
+use shepherd::model::ids::IntentId;
+use shepherd::model::provider_status::{PowerState, Usage};
+use shepherd::providers::provider::{ErrorClass, PowerAction, Provider, RebootMethod};
+use shepherd::providers::simulated::{SimulatedConfig, SimulatedProvider};
+use shepherd::providers::static_provider::{StaticConfig, StaticProvider};
+use tokio::net::TcpListener;
+
+use crate::simulator::Running;
+
+const PATIENCE: Duration = Duration::from_mins(1);
+
+type Deed<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
+
+/// A provider and its world.
+trait Harness: Send + Sync {
+    fn provider(&self) -> &dyn Provider;
+    /// Makes the list unreadable.
+    fn break_list(&self) -> Deed<'_>;
+    /// Makes it readable again.
+    fn mend_list(&self) -> Deed<'_>;
+}
+
+async fn conforms(harness: &dyn Harness) -> Result<()> {
+    let provider = harness.provider();
+    let listed = provider.list().await?;
+    ensure!(listed.len() >= 3, "the harness has too few machines to show anything");
+    let ids = |machines: &[shepherd::providers::provider::ProviderMachine]| {
+        machines.iter().map(|machine| machine.id.clone()).collect::<Vec<_>>()
+    };
+    let mut unique = ids(&listed);
+    unique.sort();
+    unique.dedup();
+    ensure!(unique.len() == listed.len(), "an id is listed twice");
+    ensure!(ids(&listed) == ids(&provider.list().await?), "ids are stable");
+
+    unknown_machines_are_said_to_be_unknown(provider).await.context("unknown machine")?;
+    let made = creation_is_exactly_once(provider).await.context("creation")?;
+
+    for machine in provider.list().await? {
+        if !matches!(machine.usage, Usage::KnownUnused { .. }) {
+            let seen = provider.look_at(&machine.id).await?.context("a listed machine is not known")?;
+            ensure!((&seen.id, &seen.address) == (&machine.id, &machine.address), "{seen:?} {machine:?}");
+        }
+    }
+
+    power_is_seen(provider, &made).await.context("power")?;
+    let rungs = provider.rungs(&made).await?;
+    ensure!(rungs.can_power_cycle(), "{rungs:?}");
+    if rungs.reboot == RebootMethod::Provider {
+        let control = provider.reboot().context("a method and no control")?;
+        control.reboot(&made, IntentId::generate()).await?;
+    }
+
+    let whole = ids(&provider.list().await?);
+    harness.break_list().await?;
+    for _ in 0..2 {
+        match provider.list().await {
+            Ok(part) => bail!("a broken list was read as {} machines", part.len()),
+            Err(error) => ensure!(error.class == ErrorClass::Unreadable, "{error:?}"),
+        }
+    }
+    harness.mend_list().await?;
+    ensure!(ids(&provider.list().await?) == whole, "a mended list is the one before");
+    Ok(())
+}
+
+async fn unknown_machines_are_said_to_be_unknown(provider: &dyn Provider) -> Result<()> {
+    let unknown = "no/such machine?";
+    ensure!(provider.look_at(unknown).await?.is_none());
+    let power = provider.power().context("no power")?;
+    let intent = IntentId::generate();
+    for error in
+        [power.power_state(unknown).await.err(), power.power(unknown, PowerAction::On, intent).await.err()]
+    {
+        ensure!(error.as_ref().is_some_and(|error| error.class == ErrorClass::NotFound), "{error:?}");
+    }
+    let creation = provider.creation().context("no creation")?;
+    ensure!(creation.find_by_intent(intent).await?.is_none());
+    let error = creation.create(intent, Some(unknown)).await.err();
+    ensure!(error.as_ref().is_some_and(|error| error.class == ErrorClass::NotFound), "{error:?}");
+    ensure!(creation.find_by_intent(intent).await?.is_none(), "a creation that failed made nothing");
+    Ok(())
+}
+
+async fn creation_is_exactly_once(provider: &dyn Provider) -> Result<String> {
+    let creation = provider.creation().context("no creation")?;
+    let listed = provider.list().await?;
+    let source = &listed[1];
+    let reservation = source.usage.reservation().unwrap_or(&source.id).to_owned();
+    let intent = IntentId::generate();
+    let tries = (0..8).map(|_| creation.create(intent, Some(&reservation)));
+    let made = futures::future::try_join_all(tries).await?;
+    let first = &made[0];
+    ensure!(made.iter().all(|machine| machine.id == first.id), "one intent made several machines");
+    let found = creation.find_by_intent(intent).await?.context("what was made is not found by its intent")?;
+    ensure!((&found.id, found.intent) == (&first.id, Some(intent)), "{found:?}");
+    let after = provider.list().await?;
+    ensure!(after.len() == listed.len(), "{} machines became {}", listed.len(), after.len());
+    let entry = after.iter().find(|machine| machine.id == first.id).context("what was made is not listed")?;
+    ensure!(entry.intent == Some(intent) && !matches!(entry.usage, Usage::KnownUnused { .. }), "{entry:?}");
+    Ok(first.id.clone())
+}
+
+async fn power_is_seen(provider: &dyn Provider, id: &str) -> Result<()> {
+    let power = provider.power().context("no power")?;
+    for (action, expected) in [
+        (PowerAction::On, PowerState::On),
+        (PowerAction::Off, PowerState::Off),
+        (PowerAction::Cycle, PowerState::On),
+        (PowerAction::Off, PowerState::Off),
+        (PowerAction::On, PowerState::On),
+    ] {
+        power.power(id, action, IntentId::generate()).await?;
+        let deadline = Instant::now() + PATIENCE;
+        while power.power_state(id).await? != expected {
+            ensure!(Instant::now() < deadline, "{action:?} is not seen");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    Ok(())
+}
+
+/// A device list of three, whose power commands keep their state in files.
+fn device_list(directory: &Path) -> Result<String> {
+    let script = directory.join("power");
+    std::fs::write(
+        &script,
+        "case $2 in on|cycle) echo on > \"$1\";; off) echo off > \"$1\";; status) cat \"$1\";; *) exit 9;; esac\n",
+    )?;
+    let devices = (1..=3)
+        .map(|number| {
+            let state = directory.join(format!("power-{number}"));
+            std::fs::write(&state, "off\n")?;
+            Ok(serde_json::json!({
+                "ID": format!("rack-{number}"), "Addr": format!("192.0.2.{number}"), "Port": 2200 + number,
+                "PowerCommand": ["/bin/sh", script, state],
+            }))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(serde_json::to_string_pretty(&devices)?)
+}
+
+fn statically(url: String) -> Result<StaticProvider> {
+    let config =
+        StaticConfig { name: "rack-a".parse()?, device_list_url: url, default_ssh_user: "root".to_owned() };
+    Ok(StaticProvider::new(config)?)
+}
+
+struct FileList {
+    provider: StaticProvider,
+    path: PathBuf,
+    list: String,
+    _directory: tempfile::TempDir,
+}
+
+impl FileList {
+    fn new() -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let list = device_list(directory.path())?;
+        let path = directory.path().join("devices.json");
+        std::fs::write(&path, &list)?;
+        let provider = statically(format!("file://{}", path.display()))?;
+        Ok(Self { provider, path, list, _directory: directory })
+    }
+}
+
+impl Harness for FileList {
+    fn provider(&self) -> &dyn Provider {
+        &self.provider
+    }
+
+    fn break_list(&self) -> Deed<'_> {
+        let half = &self.list[..self.list.len() / 2];
+        Box::pin(async move { Ok(std::fs::write(&self.path, half)?) })
+    }
+
+    fn mend_list(&self) -> Deed<'_> {
+        Box::pin(async move { Ok(std::fs::write(&self.path, &self.list)?) })
+    }
+}
+
+#[tokio::test]
+async fn a_device_list_in_a_file_conforms() {
+    conforms(&FileList::new().unwrap()).await.unwrap();
+}
+
+struct Served {
+    list: Mutex<String>,
+    asked_again: AtomicBool,
+}
+
+struct HttpList {
+    provider: StaticProvider,
+    served: Arc<Served>,
+    list: String,
+    _directory: tempfile::TempDir,
+}
+
+impl HttpList {
+    async fn new() -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let list = device_list(directory.path())?;
+        let served = Arc::new(Served { list: Mutex::new(list.clone()), asked_again: AtomicBool::new(false) });
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://someone:hush-hush@{}/devices.json", listener.local_addr()?);
+        let router = axum::Router::new()
+            .route("/devices.json", axum::routing::get(serve_list))
+            .with_state(Arc::clone(&served));
+        // Ends with the test's runtime.
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Ok(Self { provider: statically(url)?, served, list, _directory: directory })
+    }
+
+    fn serve(&self, list: &str) {
+        list.clone_into(&mut self.served.list.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+async fn serve_list(State(served): State<Arc<Served>>, headers: HeaderMap) -> axum::response::Response {
+    let list = served.list.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let etag = format!("\"{:x}\"", list.len());
+    if headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == etag.as_bytes()) {
+        served.asked_again.store(true, Ordering::Relaxed);
+        return StatusCode::NOT_MODIFIED.into_response();
+    }
+    ([(header::ETAG, etag)], list).into_response()
+}
+
+impl Harness for HttpList {
+    fn provider(&self) -> &dyn Provider {
+        &self.provider
+    }
+
+    fn break_list(&self) -> Deed<'_> {
+        Box::pin(async move {
+            self.serve(&self.list[..self.list.len() / 2]);
+            Ok(())
+        })
+    }
+
+    fn mend_list(&self) -> Deed<'_> {
+        Box::pin(async move {
+            self.serve(&self.list);
+            Ok(())
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_device_list_on_a_server_conforms() {
+    let harness = HttpList::new().await.unwrap();
+    conforms(&harness).await.unwrap();
+    assert!(harness.served.asked_again.load(Ordering::Relaxed), "an unchanged list is not sent again");
+    harness.serve("[\n {\"ID\": \"a\"}]");
+    let error = harness.provider.list().await.unwrap_err();
+    assert!(error.sentence.contains("line 2, field \"Addr\""), "{}", error.sentence);
+    assert!(!format!("{error:?}").contains("hush-hush"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_a_transient_error() {
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let listed = statically(format!("http://someone:hush-hush@{closed}/devices.json")).unwrap().list().await;
+    let config =
+        SimulatedConfig { name: "sim".parse().unwrap(), url: format!("http://{closed}"), caller: None };
+    for result in [listed, SimulatedProvider::new(config).unwrap().list().await] {
+        let error = result.unwrap_err();
+        assert_eq!(error.class, ErrorClass::Transient);
+        assert_eq!(error.endpoint, format!("http://{closed}"));
+        assert!(!format!("{error:?}").contains("hush-hush"), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_web_server_that_is_no_simulator_makes_no_machine_vanish() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new()).await });
+    let config = SimulatedConfig { name: "sim".parse().unwrap(), url, caller: None };
+    let provider = SimulatedProvider::new(config).unwrap();
+    assert_eq!(provider.look_at("sim-0001").await.unwrap_err().class, ErrorClass::Configuration);
+    assert_eq!(provider.list().await.unwrap_err().class, ErrorClass::Configuration);
+}
+
+#[tokio::test]
+async fn a_device_on_loopback_is_rebooted_only_by_a_command_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("devices.json");
+    std::fs::write(
+        &path,
+        r#"[{"ID": "a", "Addr": "127.0.0.1"},
+            {"ID": "b", "Addr": "127.0.0.1", "RebootCommand": ["/bin/true"]},
+            {"ID": "c", "Addr": "192.0.2.1", "User": "admin"}]"#,
+    )
+    .unwrap();
+    let provider = statically(format!("file://{}", path.display())).unwrap();
+    let a = provider.rungs("a").await.unwrap();
+    assert!(!a.can_reboot() && !a.can_power_cycle());
+    let RebootMethod::Refused { reason } = a.reboot else { panic!("{a:?}") };
+    assert_eq!(
+        reason,
+        "127.0.0.1 is the shepherd's own host, which the default reboot command would reboot; give the device a RebootCommand"
+    );
+    assert_eq!(provider.rungs("b").await.unwrap().reboot, RebootMethod::Ssh(vec!["/bin/true".to_owned()]));
+    let RebootMethod::Ssh(argv) = provider.rungs("c").await.unwrap().reboot else { panic!() };
+    assert_eq!(argv, ["sudo", "-n", "systemctl", "reboot"]);
+    let intent = IntentId::generate();
+    let error = provider.reboot().unwrap().reboot("c", intent).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Configuration);
+}
+
+struct Simulated {
+    provider: SimulatedProvider,
+    running: Running,
+}
+
+impl Harness for Simulated {
+    fn provider(&self) -> &dyn Provider {
+        &self.provider
+    }
+
+    fn break_list(&self) -> Deed<'_> {
+        Box::pin(self.running.strike("provider", "list-torn"))
+    }
+
+    fn mend_list(&self) -> Deed<'_> {
+        Box::pin(self.running.strike("provider", "heal"))
+    }
+}
+
+#[tokio::test]
+async fn a_simulated_fleet_conforms() {
+    let directory = tempfile::tempdir().unwrap();
+    let running =
+        Running::start(directory.path(), &["--machines", "5", "--boot_seconds", "0"]).await.unwrap();
+    let provider = running.provider().unwrap();
+    let harness = Simulated { provider, running };
+    conforms(&harness).await.unwrap();
+    harness.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_simulated_provider_tells_busy_from_impossible() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = Running::start(directory.path(), &["--machines", "1"]).await.unwrap();
+    let provider = running.provider().unwrap();
+    let creation = provider.creation().unwrap();
+    let made = creation.create(IntentId::generate(), None).await.unwrap();
+    let error = creation.create(IntentId::generate(), None).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Permanent, "all capacity is taken: {error:?}");
+    running.strike(&made.id, "power-fail").await.unwrap();
+    let power = provider.power().unwrap();
+    let error = power.power(&made.id, PowerAction::Cycle, IntentId::generate()).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Permanent);
+    assert!(error.sentence.contains("power control does not answer"), "{}", error.sentence);
+    running.strike("provider", "list-error").await.unwrap();
+    assert_eq!(provider.list().await.unwrap_err().class, ErrorClass::Transient);
+    running.strike("provider", "list-empty").await.unwrap();
+    assert_eq!(provider.list().await.unwrap(), [], "an empty list is well-formed, and for a brake to doubt");
+    running.stop().await.unwrap();
+}

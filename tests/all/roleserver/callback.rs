@@ -1,0 +1,150 @@
+//! A callback server for tests that shares no code with `server/`: it takes any
+//! client certificate whose handshake signature holds and notes each heartbeat
+//! with the key that proved it.
+
+use std::sync::{Arc, Mutex};
+
+use anyhow::Result;
+use rustls::DigitallySignedStruct;
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use shepherd::proto::agent::v1 as wire;
+use shepherd::proto::agent::v1::agent_callback_server::{AgentCallback, AgentCallbackServer};
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+/// One heartbeat as it arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Heard {
+    pub(crate) public_key: Vec<u8>,
+    pub(crate) request: wire::HeartbeatRequest,
+}
+
+type Reply = dyn Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync;
+
+/// A callback server; ends when it is dropped.
+pub(crate) struct Callback {
+    pub(crate) endpoint: String,
+    pub(crate) ca: Vec<u8>,
+    heard: Arc<Mutex<Vec<Heard>>>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+struct Service {
+    heard: Arc<Mutex<Vec<Heard>>>,
+    reply: Arc<Reply>,
+}
+
+#[tonic::async_trait]
+impl AgentCallback for Service {
+    async fn heartbeat(
+        &self,
+        request: Request<wire::HeartbeatRequest>,
+    ) -> Result<Response<wire::HeartbeatResponse>, Status> {
+        let certificates = request.peer_certs().ok_or_else(|| Status::unauthenticated("no certificate"))?;
+        let (_, certificate) = x509_parser::parse_x509_certificate(&certificates[0])
+            .map_err(|error| Status::unauthenticated(error.to_string()))?;
+        let public_key = certificate.public_key().subject_public_key.data.to_vec();
+        let request = request.into_inner();
+        let answer = (self.reply)(&request);
+        self.heard.lock().map_err(|_| Status::internal("poisoned"))?.push(Heard { public_key, request });
+        answer.map(Response::new)
+    }
+}
+
+/// Takes any certificate, and does verify the handshake signature.
+#[derive(Debug)]
+struct AnyKey(Arc<CryptoProvider>);
+
+impl ClientCertVerifier for AnyKey {
+    fn root_hint_subjects(&self) -> &[rustls::DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.3 alone".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl Callback {
+    /// Listens on loopback with a certificate of its own, answering by `reply`.
+    pub(crate) fn start(
+        reply: impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
+        let ca = made.cert.der().to_vec();
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(Arc::new(AnyKey(provider)))
+            .with_single_cert(vec![made.cert.der().clone()], key)?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
+        let endpoint = listener.local_addr()?.to_string();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let service = Service { heard: heard.clone(), reply: Arc::new(reply) };
+        let (sender, streams) = tokio::sync::mpsc::channel(8);
+        runtime.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, sender) = (acceptor.clone(), sender.clone());
+                tokio::spawn(async move {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        let _ = sender.send(Ok::<_, std::io::Error>(stream)).await;
+                    }
+                });
+            }
+        });
+        runtime.spawn(
+            tonic::transport::Server::builder()
+                .add_service(AgentCallbackServer::new(service))
+                .serve_with_incoming(ReceiverStream::new(streams)),
+        );
+        Ok(Self { endpoint, ca, heard, _runtime: runtime })
+    }
+
+    pub(crate) fn heard(&self) -> Vec<Heard> {
+        self.heard.lock().map(|heard| heard.clone()).unwrap_or_default()
+    }
+}
+
+/// A server that wants a report until it has one of that incarnation.
+pub(crate) fn curious()
+-> impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static {
+    |request| {
+        let wants_hardware_report = request.hardware_report.is_none();
+        Ok(wire::HeartbeatResponse { wants_hardware_report, ..Default::default() })
+    }
+}

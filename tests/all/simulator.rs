@@ -1,0 +1,705 @@
+//! The simulator as a shepherd meets it: a provider, SSH hosts, and agents that
+//! call back, all over real connections.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser;
+use futures::{StreamExt as _, TryStreamExt as _};
+use prost::Message as _;
+use serde_json::Value;
+use shepherd::model::ids::IntentId;
+use shepherd::proto::agent::v1 as wire;
+use shepherd::providers::provider::{
+    Creation as _, PowerAction, PowerControl, Provider as _, ProviderMachine, RebootControl,
+};
+use shepherd::providers::simulated::{SimulatedConfig, SimulatedProvider};
+use shepherd::simulator::fault_command::{self, FaultArgs};
+use shepherd::simulator::service::{RunArgs, Simulator};
+use shepherd::simulator::state::FleetState;
+use shepherd::takeover::agent_binary::AgentBinary;
+use shepherd::takeover::client_key::ClientKey;
+use shepherd::takeover::exec::RunOutcome;
+use shepherd::takeover::host_keys::HostKeyExpectation;
+use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
+use shepherd::takeover::take_over::{TakenOver, TakeoverError, take_over};
+use tokio_util::sync::CancellationToken;
+
+use crate::roleserver::callback::{Callback, curious};
+
+const PATIENCE: Duration = Duration::from_mins(2);
+const AGENT_PATH: &str = "/root/roleserver";
+
+#[derive(Parser)]
+struct RunLine {
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+#[derive(Parser)]
+struct FaultLine {
+    #[command(flatten)]
+    fault: FaultArgs,
+}
+
+/// A simulator in this process.
+pub(crate) struct Running {
+    pub(crate) url: String,
+    state: PathBuf,
+    shutdown: CancellationToken,
+    task: tokio::task::JoinHandle<Result<(), shepherd::simulator::service::SimulatorError>>,
+}
+
+impl Running {
+    pub(crate) async fn start(directory: &Path, flags: &[&str]) -> Result<Self> {
+        let state = directory.join("fleet.json");
+        let state_flag = state.to_str().context("a path of text")?;
+        let line = RunLine::try_parse_from(["simulator", "--state", state_flag].iter().chain(flags))?;
+        let simulator = Simulator::start(&line.run).await?;
+        let url = simulator.url();
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(simulator.serve(shutdown.clone()));
+        Ok(Self { url, state, shutdown, task })
+    }
+
+    pub(crate) fn provider(&self) -> Result<SimulatedProvider> {
+        let caller = Some("test".to_owned());
+        Ok(SimulatedProvider::new(SimulatedConfig { name: "sim".parse()?, url: self.url.clone(), caller })?)
+    }
+
+    pub(crate) async fn strike(&self, machine: &str, fault: &str) -> Result<()> {
+        let line = FaultLine::try_parse_from(["fault", "--url", &self.url, machine, fault])?;
+        fault_command::strike(&line.fault).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn stop(self) -> Result<()> {
+        self.shutdown.cancel();
+        Ok(tokio::time::timeout(PATIENCE, self.task).await???)
+    }
+
+    async fn truth(&self, id: &str) -> Result<Value> {
+        let answer: Value = client()?.get(format!("{}/v1/fleet", self.url)).send().await?.json().await?;
+        let machines = answer["machines"].as_array().context("a fleet has machines")?;
+        machines.iter().find(|machine| machine["id"] == id).cloned().context("no such machine")
+    }
+
+    async fn until_state(&self, id: &str, states: &[&str]) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let truth = self.truth(id).await?;
+            if truth["state"].as_str().is_some_and(|state| states.contains(&state)) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "{id} is not {states:?}: {truth}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Creates a machine and waits until it answers.
+    async fn machine(&self) -> Result<ProviderMachine> {
+        let made = self.provider()?.create(IntentId::generate(), None).await?;
+        self.until_state(&made.id, &["up"]).await?;
+        Ok(made)
+    }
+
+    fn journal(&self) -> Result<Vec<Value>> {
+        let text = std::fs::read_to_string(format!("{}.calls.jsonl", self.state.display()))?;
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+}
+
+fn client() -> Result<reqwest::Client> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Ok(reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(30)).build()?)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+fn settings() -> Result<SshSettings> {
+    Ok(SshSettings { login_timeout: Duration::from_mins(1), ..SshSettings::new(ClientKey::generate()?) })
+}
+
+fn target(machine: &ProviderMachine) -> Result<SshTarget> {
+    Ok(SshTarget {
+        host: machine.address.clone().context("an address")?,
+        port: machine.ssh_port.context("a port")?,
+        user: machine.ssh_user.clone().context("a user")?,
+    })
+}
+
+fn vouched(machine: &ProviderMachine) -> HostKeyExpectation {
+    HostKeyExpectation::Pinned(machine.host_keys.clone())
+}
+
+fn far() -> tokio::time::Instant {
+    tokio::time::Instant::now() + PATIENCE
+}
+
+async fn session(machine: &ProviderMachine) -> Result<SshSession> {
+    Ok(SshSession::connect(&settings()?, &target(machine)?, &vouched(machine), far()).await?)
+}
+
+/// Connects, and hears not even the greeting that an SSH server begins with.
+async fn says_nothing(machine: &ProviderMachine) -> Result<()> {
+    let target = target(machine)?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut stream = loop {
+        match tokio::net::TcpStream::connect((target.host.as_str(), target.port)).await {
+            Ok(stream) => break stream,
+            // The silent server opens when the one before it is gone.
+            Err(error) => ensure!(Instant::now() < deadline, "a hanging machine refuses: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let mut greeting = [0];
+    let read = tokio::io::AsyncReadExt::read(&mut stream, &mut greeting);
+    let heard = tokio::time::timeout(Duration::from_secs(1), read).await;
+    ensure!(heard.is_err(), "a hanging machine says something, or closes: {heard:?}");
+    Ok(())
+}
+
+/// A real ELF program of a size worth streaming.
+fn program() -> Result<AgentBinary> {
+    let mut content = std::fs::read("/bin/sh")?;
+    content.resize(3_000_000, 7);
+    AgentBinary::from_content(content.into()).map_err(anyhow::Error::msg)
+}
+
+fn request(callback: &Callback, machine_id: u8, fence: i64) -> wire::EnrollRequest {
+    wire::EnrollRequest {
+        machine_id: format!("11111111-1111-4111-8111-1111111111{machine_id:02}"),
+        endpoints: vec![callback.endpoint.clone()],
+        ca_certificates: vec![callback.ca.clone()],
+        lane: "access".to_owned(),
+        fence,
+        bmdb_id: "22222222-2222-4222-8222-222222222222".to_owned(),
+        heartbeat_interval_seconds: 1,
+    }
+}
+
+async fn take(
+    machine: &ProviderMachine,
+    agent: &AgentBinary,
+    request: &wire::EnrollRequest,
+) -> Result<Result<TakenOver, TakeoverError>> {
+    let (settings, target) = (settings()?, target(machine)?);
+    Ok(take_over(&settings, &target, &vouched(machine), agent, AGENT_PATH, request, far(), |_| {}).await)
+}
+
+/// Waits for a heartbeat for which `wanted` holds.
+async fn heard(
+    callback: &Callback,
+    wanted: impl Fn(&wire::HeartbeatRequest) -> bool,
+) -> Result<wire::HeartbeatRequest> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found =
+            callback.heard().into_iter().map(|heard| heard.request).rev().find(|request| wanted(request));
+        if let Some(request) = found {
+            return Ok(request);
+        }
+        ensure!(Instant::now() < deadline, "no such heartbeat among {}", callback.heard().len());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[test]
+fn a_machine_is_created_taken_over_and_heartbeats_with_its_hardware() {
+    let callback = Callback::start(curious()).unwrap();
+    let agent = program().unwrap();
+    runtime().unwrap().block_on(async {
+        let directory = tempfile::tempdir().unwrap();
+        let running =
+            Running::start(directory.path(), &["--machines", "3", "--boot_seconds", "0.1"]).await.unwrap();
+        let machine = running.machine().await.unwrap();
+        let asked = request(&callback, 1, 7);
+        let taken = take(&machine, &agent, &asked).await.unwrap().unwrap();
+        assert!(taken.uploaded);
+        let report = heard(&callback, |heartbeat| heartbeat.hardware_report.is_some()).await.unwrap();
+        assert_eq!((report.machine_id.as_str(), report.access_fence), (asked.machine_id.as_str(), 7));
+        assert_eq!(report.boot_id, taken.success.boot_id);
+        let hardware = report.hardware_report.unwrap();
+        assert!(!hardware.serial_number.is_empty() && !hardware.cpus.is_empty());
+        assert_eq!(hardware.hostname, machine.id);
+        let proved = callback.heard()[0].public_key.clone();
+        assert_eq!(
+            proved, taken.success.public_key,
+            "the key that TLS proves is the one that enrolment named"
+        );
+
+        // The same work again, as after a lost answer; then a higher fence; then a stale one.
+        let again = take(&machine, &agent, &asked).await.unwrap().unwrap();
+        assert!(!again.uploaded, "the program is there already");
+        assert_eq!(again.success.public_key, taken.success.public_key);
+        take(&machine, &agent, &request(&callback, 1, 9)).await.unwrap().unwrap();
+        let error = take(&machine, &agent, &request(&callback, 1, 8)).await.unwrap().unwrap_err();
+        assert!(matches!(error, TakeoverError::StaleFence { sent: 8, known: 9, .. }), "{error}");
+        let error = take(&machine, &agent, &request(&callback, 2, 10)).await.unwrap().unwrap_err();
+        assert!(matches!(error, TakeoverError::OtherMachine { .. }), "{error}");
+        heard(&callback, |heartbeat| heartbeat.access_fence == 9).await.unwrap();
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn two_hundred_machines_are_taken_over_at_once() {
+    let callback = Callback::start(curious()).unwrap();
+    let content = std::fs::read("/bin/sh").unwrap();
+    let agent = AgentBinary::from_content(content.into()).map_err(anyhow::Error::msg).unwrap();
+    runtime().unwrap().block_on(async {
+        let directory = tempfile::tempdir().unwrap();
+        let flags = ["--machines", "200", "--boot_seconds", "0.5"];
+        let running = Running::start(directory.path(), &flags).await.unwrap();
+        let provider = running.provider().unwrap();
+        let machines =
+            futures::future::try_join_all((0..200).map(|_| provider.create(IntentId::generate(), None)))
+                .await
+                .unwrap();
+        let ids: HashSet<_> = machines.iter().map(|machine| machine.id.clone()).collect();
+        assert_eq!(ids.len(), 200, "two intents never share a machine");
+        for machine in &machines {
+            running.until_state(&machine.id, &["up"]).await.unwrap();
+        }
+        let settings = settings().unwrap();
+        let works = futures::stream::iter(machines.iter().enumerate()).map(|(number, machine)| {
+            let asked = wire::EnrollRequest {
+                machine_id: uuid::Uuid::from_u128(number as u128 + 1).to_string(),
+                heartbeat_interval_seconds: 5,
+                ..request(&callback, 0, 1)
+            };
+            let (settings, agent) = (&settings, &agent);
+            async move {
+                let (target, expected) = (target(machine)?, vouched(machine));
+                take_over(settings, &target, &expected, agent, AGENT_PATH, &asked, far(), |_| {}).await?;
+                anyhow::Ok(())
+            }
+        });
+        works.buffer_unordered(20).try_collect::<Vec<_>>().await.unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let reported: HashSet<_> = callback
+                .heard()
+                .into_iter()
+                .filter(|heard| heard.request.hardware_report.is_some())
+                .map(|heard| (heard.request.machine_id, heard.public_key))
+                .collect();
+            if reported.len() == 200 {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{} of 200 reported their hardware", reported.len());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
+    let callback = Callback::start(curious()).unwrap();
+    let agent = program().unwrap();
+    runtime().unwrap().block_on(async {
+        let directory = tempfile::tempdir().unwrap();
+        let flags = ["--machines", "1", "--boot_seconds", "0.1", "--persistent_percent", "100"];
+        let running = Running::start(directory.path(), &flags).await.unwrap();
+        let provider = running.provider().unwrap();
+        let machine = running.machine().await.unwrap();
+        let id = machine.id.as_str();
+        let first = take(&machine, &agent, &request(&callback, 1, 1)).await.unwrap().unwrap();
+        heard(&callback, |heartbeat| heartbeat.access_fence == 1).await.unwrap();
+
+        // Dead agent: enrolling again is enough, and the boot stays.
+        running.strike(id, "kill").await.unwrap();
+        running.until_state(id, &["up"]).await.unwrap();
+        take(&machine, &agent, &request(&callback, 1, 2)).await.unwrap().unwrap();
+        let alive = heard(&callback, |heartbeat| heartbeat.access_fence == 2).await.unwrap();
+        assert_eq!(alive.boot_id, first.success.boot_id);
+
+        // Hanging machine: SSH says nothing; a reboot makes another boot.
+        running.strike(id, "hang").await.unwrap();
+        says_nothing(&machine).await.unwrap();
+        let intent = IntentId::generate();
+        RebootControl::reboot(&provider, id, intent).await.unwrap();
+        running.until_state(id, &["agent-running"]).await.unwrap();
+        let second = heard(&callback, |heartbeat| heartbeat.boot_id != first.success.boot_id).await.unwrap();
+        RebootControl::reboot(&provider, id, intent).await.unwrap();
+        assert_eq!(running.truth(id).await.unwrap()["boots"], 2, "one intent is one reboot");
+
+        // Dead machine: a reboot does nothing, a power cycle does.
+        running.strike(id, "dead").await.unwrap();
+        RebootControl::reboot(&provider, id, IntentId::generate()).await.unwrap();
+        assert_eq!(running.truth(id).await.unwrap()["state"], "dead");
+        assert!(session(&machine).await.is_err());
+        PowerControl::power(&provider, id, PowerAction::Cycle, IntentId::generate()).await.unwrap();
+        heard(&callback, |heartbeat| {
+            heartbeat.boot_id != second.boot_id && heartbeat.boot_id != first.success.boot_id
+        })
+        .await
+        .unwrap();
+
+        // No power, and none to be had.
+        running.strike(id, "power-fail").await.unwrap();
+        assert!(PowerControl::power(&provider, id, PowerAction::Cycle, IntentId::generate()).await.is_err());
+        assert!(RebootControl::reboot(&provider, id, IntentId::generate()).await.is_err());
+        running.strike(id, "heal").await.unwrap();
+        running.until_state(id, &["agent-running"]).await.unwrap();
+
+        // Another host key is refused by who pinned the first; healed, it is the first again.
+        running.strike(id, "new-host-key").await.unwrap();
+        let error = take(&machine, &agent, &request(&callback, 1, 3)).await.unwrap().unwrap_err();
+        assert!(matches!(error, TakeoverError::HostKeyChanged(_)), "{error}");
+        running.strike(id, "heal").await.unwrap();
+        running.strike(id, "disk-full").await.unwrap();
+        let error = take(&machine, &agent, &request(&callback, 1, 3)).await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("no space left"), "{error}");
+        running.strike(id, "heal").await.unwrap();
+        take(&machine, &agent, &request(&callback, 1, 3)).await.unwrap().unwrap();
+
+        // No SSH: the agent goes on.
+        running.strike(id, "ssh-refuse").await.unwrap();
+        assert!(session(&machine).await.is_err());
+        let before = callback.heard().len();
+        let deadline = Instant::now() + PATIENCE;
+        while callback.heard().len() == before {
+            assert!(Instant::now() < deadline, "the agent fell silent with the SSH server");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        running.stop().await.unwrap();
+    });
+}
+
+#[tokio::test]
+async fn a_simulated_machine_runs_nothing_but_what_it_knows() {
+    let directory = tempfile::tempdir().unwrap();
+    let running =
+        Running::start(directory.path(), &["--machines", "1", "--boot_seconds", "0"]).await.unwrap();
+    let machine = running.machine().await.unwrap();
+    let evidence = directory.path().join("evidence");
+    let session = session(&machine).await.unwrap();
+    for command in [
+        format!("touch '{}'", evidence.display()),
+        format!("sh -c 'touch {}' shepherd-probe", evidence.display()),
+        "reboot; touch evidence".to_owned(),
+        "$(reboot)".to_owned(),
+        String::new(),
+    ] {
+        let output = session.exec("a test", &command, bytes::Bytes::new()).await.unwrap();
+        assert_eq!(output.exit, shepherd::takeover::exec::Exit::Status(127), "{command}");
+    }
+    assert!(!evidence.exists());
+    assert_eq!(running.truth(&machine.id).await.unwrap()["boots"], 1, "none of these is a reboot");
+
+    let argv = ["sudo", "-n", "systemctl", "reboot"].map(str::to_owned);
+    let outcome = session.run_argv("a reboot", &argv).await.unwrap();
+    assert!(matches!(outcome, RunOutcome::Finished(_) | RunOutcome::Unknown(_)), "{outcome:?}");
+    let deadline = Instant::now() + PATIENCE;
+    while running.truth(&machine.id).await.unwrap()["boots"] != 2 {
+        assert!(Instant::now() < deadline, "the simulated machine did not reboot");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    running.stop().await.unwrap();
+}
+
+#[test]
+fn a_restarted_simulator_is_the_same_fleet() {
+    let callback = Callback::start(curious()).unwrap();
+    let agent = program().unwrap();
+    runtime().unwrap().block_on(async {
+        let directory = tempfile::tempdir().unwrap();
+        let flags = ["--machines", "4", "--seed", "5", "--boot_seconds", "0.1"];
+        let running = Running::start(directory.path(), &flags).await.unwrap();
+        let provider = running.provider().unwrap();
+        let intent = IntentId::generate();
+        let made = provider.create(intent, Some("slot-0003")).await.unwrap();
+        assert_eq!(made.id, "sim-0003");
+        running.until_state(&made.id, &["up"]).await.unwrap();
+        let made = provider.look_at(&made.id).await.unwrap().unwrap();
+        let taken = take(&made, &agent, &request(&callback, 3, 4)).await.unwrap().unwrap();
+        let before = heard(&callback, |heartbeat| heartbeat.access_fence == 4).await.unwrap();
+        let second = Running::start(directory.path(), &flags).await;
+        assert!(second.is_err_and(|error| error.to_string().contains("in use by another simulator")));
+        let journal = running.journal().unwrap().len();
+        running.stop().await.unwrap();
+
+        let wrong = Running::start(directory.path(), &["--seed", "6"]).await;
+        assert!(wrong.is_err_and(|error| error.to_string().contains("give --seed 5")));
+        let running = Running::start(directory.path(), &flags).await.unwrap();
+        let provider = running.provider().unwrap();
+        assert_eq!(
+            provider.create(intent, Some("slot-0003")).await.unwrap(),
+            made,
+            "the intent made one machine"
+        );
+        let heartbeat =
+            heard(&callback, |heartbeat| heartbeat.incarnation != before.incarnation).await.unwrap();
+        assert_eq!((&heartbeat.machine_id, &heartbeat.boot_id), (&before.machine_id, &before.boot_id));
+        assert!(heartbeat.seq > before.seq, "time within a boot goes on");
+        let again = take(&made, &agent, &request(&callback, 3, 5)).await.unwrap().unwrap();
+        assert!(!again.uploaded);
+        assert_eq!(again.success.public_key, taken.success.public_key);
+        assert_eq!(again.host_key, taken.host_key);
+        let error = take(&made, &agent, &request(&callback, 3, 4)).await.unwrap().unwrap_err();
+        assert!(matches!(error, TakeoverError::StaleFence { known: 5, .. }), "{error}");
+        assert!(running.journal().unwrap().len() > journal, "the journal goes on");
+        running.stop().await.unwrap();
+    });
+}
+
+#[tokio::test]
+async fn the_journal_holds_every_call_with_its_start_and_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let running =
+        Running::start(directory.path(), &["--machines", "2", "--boot_seconds", "0"]).await.unwrap();
+    let provider = running.provider().unwrap();
+    provider.list().await.unwrap();
+    let machine = running.machine().await.unwrap();
+    let intent = IntentId::generate();
+    PowerControl::power(&provider, &machine.id, PowerAction::Cycle, intent).await.unwrap();
+    provider.power_state(&machine.id).await.unwrap();
+    running.strike(&machine.id, "slow").await.unwrap();
+    running.strike(&machine.id, "heal").await.unwrap();
+    running.until_state(&machine.id, &["up"]).await.unwrap();
+    let ssh = session(&machine).await.unwrap();
+    ssh.exec("a test", "true", bytes::Bytes::new()).await.unwrap();
+    ssh.close().await;
+    let state = running.state.clone();
+    let journal = || -> Result<Vec<Value>> {
+        let text = std::fs::read_to_string(format!("{}.calls.jsonl", state.display()))?;
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    };
+    running.stop().await.unwrap();
+
+    let lines = journal().unwrap();
+    let sequence: Vec<_> = lines.iter().map(|line| line["seq"].as_u64().unwrap()).collect();
+    assert!(sequence.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{sequence:?}");
+    let mut open = BTreeMap::new();
+    let mut seen = Vec::new();
+    for line in &lines {
+        let call = line["call"].as_u64().unwrap();
+        if line["phase"] == "start" {
+            open.insert(call, line);
+        } else {
+            let start = open.remove(&call).expect("an end has a start, and one");
+            seen.push((start["what"].as_str().unwrap(), start, line));
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    let what: HashSet<_> = seen.iter().map(|(what, ..)| *what).collect();
+    for expected in ["list", "create", "power", "power-state", "machine", "connection", "exec"] {
+        assert!(what.contains(expected), "{expected} is not in {what:?}");
+    }
+    let (_, start, end) = seen.iter().find(|(what, ..)| *what == "power").unwrap();
+    assert_eq!(start["intent"], intent.to_string());
+    assert_eq!(start["caller"], "test");
+    assert_eq!(start["machine"], machine.id);
+    assert_eq!(start["arguments"]["action"], "cycle");
+    assert_eq!(end["outcome"], "ok");
+}
+
+#[tokio::test]
+async fn wrong_requests_are_answered_and_change_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = Running::start(directory.path(), &["--machines", "2"]).await.unwrap();
+    let client = client().unwrap();
+    let post =
+        |path: &str, body: &str| client.post(format!("{}{path}", running.url)).body(body.to_owned()).send();
+    let intent = IntentId::generate();
+    for (path, body, status) in [
+        ("/v1/machines", "", 400),
+        ("/v1/machines", "{\"intent\":\"x\"}", 400),
+        ("/v1/machines", &format!("{{\"intent\":\"{intent}\",\"more\":1}}"), 400),
+        ("/v1/machines", &format!("{{\"intent\":\"{intent}\",\"reservation\":\"slot-9\"}}"), 404),
+        ("/v1/machines/sim-0001/power", &format!("{{\"intent\":\"{intent}\",\"action\":\"on\"}}"), 404),
+        ("/v1/machines/sim-0001/power", &format!("{{\"intent\":\"{intent}\",\"action\":\"burn\"}}"), 400),
+        ("/v1/machines/sim-0001/faults", "{\"fault\":\"flood\"}", 400),
+        ("/v1/machines/sim-0001/faults", "{\"fault\":\"kill\"}", 409),
+        ("/v1/faults", "{\"fault\":\"kill\"}", 400),
+    ] {
+        let answer = post(path, body).await.unwrap();
+        assert_eq!(answer.status().as_u16(), status, "{path} {body}");
+        let said: Value = answer.json().await.unwrap();
+        assert!(said["error"].as_str().is_some_and(|said| !said.is_empty()), "{said}");
+    }
+    let state = running.state.clone();
+    running.stop().await.unwrap();
+    let kept = FleetState::load(&state).unwrap().unwrap();
+    assert!(kept.machines.iter().all(|record| record.intent.is_none() && record.machine.boots == 0));
+}
+
+#[tokio::test]
+async fn lost_answers_make_no_second_machine() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["--machines", "40", "--faults", "harsh", "--seed", "3", "--boot_seconds", "0"];
+    let running = Running::start(directory.path(), &flags).await.unwrap();
+    let provider = running.provider().unwrap();
+    let mut lost = 0;
+    let mut made = HashSet::new();
+    for _ in 0..40 {
+        let intent = IntentId::generate();
+        let mut tries = 0;
+        let machine = loop {
+            tries += 1;
+            assert!(tries < 100, "an API of a thousand that fails seventy");
+            match provider.create(intent, None).await {
+                Ok(machine) => break machine,
+                Err(error) => assert!(error.sentence.contains("503"), "{error}"),
+            }
+        };
+        lost += tries - 1;
+        made.insert(machine.id);
+    }
+    assert_eq!(made.len(), 40);
+    assert!(lost > 0, "nothing failed, so nothing was shown");
+    running.stop().await.unwrap();
+}
+
+/// The program itself, killed when dropped.
+struct Program(Child);
+
+impl Program {
+    fn start(state: &Path, machines: &str) -> Result<(Self, String)> {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_shepherd"))
+            .args(["simulator", "--listen", "127.0.0.1:0", "--machines", machines, "--state"])
+            .arg(state)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let stdout = child.stdout.take().context("its output")?;
+        let program = Self(child);
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line)?;
+        let url = line.trim().strip_prefix("listening on ").context(line.clone())?.to_owned();
+        Ok((program, url))
+    }
+
+    fn terminate(mut self) -> Result<std::process::ExitStatus> {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                bail!("it does not end");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("fleet.json");
+    let (program, url) = Program::start(&state, "200").unwrap();
+    let strike = |fault: &str, machine: &str| {
+        Command::new(env!("CARGO_BIN_EXE_shepherd"))
+            .args(["simulator", "fault", machine, fault])
+            .env("SHEPHERD_SIMULATOR_URL", &url)
+            // A host without certificates of authorities can do plain HTTP all the same.
+            .env("SSL_CERT_FILE", "/nonexistent")
+            .env("SSL_CERT_DIR", "/nonexistent")
+            .output()
+            .unwrap()
+    };
+    let struck = strike("slow", "sim-0200");
+    assert!(struck.status.success(), "{struck:?}");
+    let declined = strike("kill", "sim-0001");
+    assert_eq!(declined.status.code(), Some(1));
+    let said = String::from_utf8(declined.stderr).unwrap();
+    assert!(said.ends_with("sim-0001 was not struck: no agent runs on the machine\n"), "{said}");
+    assert_eq!(strike("list-empty", "sim-0001").status.code(), Some(2));
+    assert_eq!(strike("flood", "sim-0001").status.code(), Some(2));
+    // A request that never ends keeps nobody.
+    let mut half = std::net::TcpStream::connect(url.trim_start_matches("http://")).unwrap();
+    std::io::Write::write_all(&mut half, b"GET /v1/fleet HTTP/1.1\r\n").unwrap();
+    assert!(program.terminate().unwrap().success());
+    let kept = FleetState::load(&state).unwrap().unwrap();
+    assert_eq!(kept.machines.len(), 200);
+    assert!(kept.machines[199].machine.slow, "what was answered is on disk");
+}
+
+#[tokio::test]
+async fn wrong_flags_are_answered_in_a_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = holder.local_addr().unwrap().to_string();
+    let refused = async |flags: &[&str]| match Running::start(directory.path(), flags).await {
+        Ok(_) => panic!("{flags:?} was taken"),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(
+        refused(&["--listen", "192.0.2.1:0"]).await,
+        "the simulator listens on loopback addresses only, and 192.0.2.1:0 is none; give --listen 127.0.0.1:PORT"
+    );
+    assert_eq!(
+        refused(&["--boot_seconds", "nan"]).await,
+        "--boot_seconds NaN is no duration; give a number from 0 to 3600"
+    );
+    assert_eq!(
+        refused(&["--listen", &taken]).await,
+        format!(
+            "the simulator cannot listen on {taken}: Address already in use (os error 98); stop what has it, or give another --listen"
+        )
+    );
+    drop(holder);
+    let file = directory.path().join("fleet.json");
+    assert!(!file.exists(), "nothing half-done is left behind");
+    std::fs::write(&file, "[]").unwrap();
+    let said = refused(&[]).await;
+    assert!(said.contains("holds no fleet this release can read") && said.contains("move it away"), "{said}");
+}
+
+#[test]
+fn a_killed_simulator_kept_everything_it_had_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("fleet.json");
+    let (program, url) = Program::start(&state, "10").unwrap();
+    let intent = IntentId::generate();
+    runtime().unwrap().block_on(async {
+        let config = SimulatedConfig { name: "sim".parse().unwrap(), url, caller: None };
+        SimulatedProvider::new(config).unwrap().create(intent, None).await.unwrap();
+    });
+    drop(program);
+    let kept = FleetState::load(&state).unwrap().unwrap();
+    assert_eq!(kept.machines.iter().filter(|record| record.intent == Some(intent)).count(), 1);
+    let (again, _) = Program::start(&state, "10").unwrap();
+    assert!(again.terminate().unwrap().success());
+}
+
+#[test]
+fn an_enrolment_that_is_no_message_is_refused() {
+    // The decoder and the limit stand in front of the rules; both are met over a real connection.
+    runtime().unwrap().block_on(async {
+        let directory = tempfile::tempdir().unwrap();
+        let running =
+            Running::start(directory.path(), &["--machines", "1", "--boot_seconds", "0"]).await.unwrap();
+        let machine = running.machine().await.unwrap();
+        let agent = program().unwrap();
+        let empty = wire::EnrollRequest::default();
+        let error = take(&machine, &agent, &empty).await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("machine_id"), "{error}");
+        let ssh = session(&machine).await.unwrap();
+        let command = format!("'sh' '-c' 'x' 'shepherd-enroll' '{AGENT_PATH}'");
+        for input in [b"\xff\xff\xff".to_vec(), vec![0x0a; (1 << 20) + 10]] {
+            let output = ssh.exec("a test", &command, input.into()).await.unwrap();
+            assert_eq!(output.exit, shepherd::takeover::exec::Exit::Status(2));
+        }
+        assert_eq!(running.truth(&machine.id).await.unwrap()["enrolments"], 0);
+        assert!(!empty.encode_to_vec().iter().any(|byte| *byte != 0));
+        running.stop().await.unwrap();
+    });
+}
