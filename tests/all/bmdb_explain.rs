@@ -103,7 +103,6 @@ async fn cost(
 }
 
 fn check(what: &str, cost: &Cost, most: i64) {
-    println!("{what}: {} buffers", cost.buffers);
     assert_eq!(cost.scanned, Vec::<String>::new(), "{what} reads a table from end to end: {}", cost.plan);
     assert!(cost.buffers <= most, "{what}: {} buffers, {most} at most: {}", cost.buffers, cost.plan);
 }
@@ -253,6 +252,28 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
     })
     .await?;
     check("counting a budget", &budget, 20);
+
+    let heartbeats = if kit.skip_locked() {
+        include_str!("../../sql/heartbeat/batch.sql")
+    } else {
+        include_str!("../../sql/heartbeat/batch_waiting.sql")
+    };
+    let machines: Vec<Uuid> = sqlx::query_scalar(
+        "SELECT machine_id FROM machine_agent_heartbeat ORDER BY at, machine_id LIMIT 100",
+    )
+    .fetch_all(&mut connection)
+    .await?;
+    let batch = cost(&mut connection, heartbeats, |query| {
+        query
+            .bind(machines.clone())
+            .bind(vec![vec![0_u8; 32]; 100])
+            .bind(vec!["b"; 100])
+            .bind(vec!["i"; 100])
+            .bind(vec![i64::MAX; 100])
+            .bind(vec!["1"; 100])
+    })
+    .await?;
+    check("storing a hundred heartbeats", &batch, 5_000);
     drop(small_kit);
     Ok(())
 }

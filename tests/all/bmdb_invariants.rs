@@ -258,7 +258,10 @@ impl Worker {
         .await;
         match done {
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("40001") => Ok(()),
-            other => Ok(drop(other?)),
+            other => {
+                other?;
+                Ok(())
+            }
         }
     }
 
@@ -278,7 +281,10 @@ impl Worker {
         .await;
         match done {
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("40001") => Ok(()),
-            other => Ok(drop(other?)),
+            other => {
+                other?;
+                Ok(())
+            }
         }
     }
 }
