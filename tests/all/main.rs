@@ -3,6 +3,7 @@
 
 mod architecture;
 mod callback;
+mod checker;
 mod dependencies;
 mod harness;
 mod heartbeats;
@@ -13,3 +14,4 @@ mod simulator;
 mod sshd;
 mod takeover;
 mod test_database;
+mod two_shepherds;
