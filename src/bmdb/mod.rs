@@ -30,11 +30,13 @@ pub mod claim;
 pub mod connection;
 pub mod error;
 pub mod facts;
+pub mod fleet;
 #[cfg(feature = "shepherd")]
 pub mod group_commit;
 #[cfg(feature = "shepherd")]
 pub mod heartbeat;
 pub mod host_key;
+pub mod inspect;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
@@ -54,6 +56,7 @@ pub mod session;
 pub mod setup;
 pub mod silence;
 pub mod sweeper;
+pub mod tags;
 pub mod url;
 pub mod wakeup;
 pub mod work;

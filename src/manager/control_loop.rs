@@ -189,10 +189,14 @@ impl Pace {
         let pause = match next {
             // Due, and yet nothing could be claimed: it waits out a loss, or is another shepherd's.
             Next::Due => self.poll,
-            Next::In(wait) if self.notified => wait.min(ceiling),
-            Next::In(wait) => wait.min(self.poll),
-            Next::Never if self.notified => ceiling,
-            Next::Never => self.poll,
+            Next::In(wait) => wait.min(if self.notified { ceiling } else { self.poll }),
+            Next::Never => {
+                if self.notified {
+                    ceiling
+                } else {
+                    self.poll
+                }
+            }
         };
         self.poll = (self.poll * 2).min(if self.notified { Duration::from_secs(1) } else { POLL.1 });
         pause.mul_f64(0.9 + 0.2 * rand::random::<f64>())
@@ -350,14 +354,14 @@ async fn work_under<L: ControlLoop>(
     context: &LoopContext,
 ) {
     loop {
-        let (sender, receiver) = oneshot::channel();
+        let (sender, handed) = oneshot::channel();
         if idle.send(Slot { session: session.clone(), work: sender }).is_err() {
             return;
         }
         let work = tokio::select! {
             () = session.lost().cancelled() => return,
             () = context.drain.cancelled() => return,
-            received = receiver => match received {
+            work = handed => match work {
                 Ok(work) => work,
                 Err(_) => return,
             },

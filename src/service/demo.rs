@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -28,6 +29,7 @@ use crate::service::plan::plan;
 use crate::service::run::{OpenDatabase, Running, open_database, signals, start};
 
 /// How the demo is run.
+#[expect(clippy::doc_markdown, reason = "the documentation of each is its help text, which shows no marks")]
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct DemoFlags {
@@ -358,14 +360,17 @@ async fn rest(bmdb: &Bmdb, demo: &DemoFlags, ready: i64) -> Failure {
     match bmdb.not_ready(EXPLAINED).await {
         Ok(waiting) => {
             for machine in waiting {
-                sentence.push_str(&format!("\n  {}: {}: {}", machine.name, machine.phase, machine.reason));
+                // Writing to a String cannot fail.
+                let _ = write!(sentence, "\n  {}: {}: {}", machine.name, machine.phase, machine.reason);
                 if let Some(cause) = machine.cause.filter(|cause| !machine.reason.contains(cause.as_str())) {
-                    sentence.push_str(&format!("; last failure: {cause}"));
+                    let _ = write!(sentence, "; last failure: {cause}");
                 }
-                sentence.push_str(&format!(" ({})", machine.decided_at));
+                let _ = write!(sentence, " ({})", machine.decided_at);
             }
         }
-        Err(error) => sentence.push_str(&format!("; cannot say why: {error}")),
+        Err(error) => {
+            let _ = write!(sentence, "; cannot say why: {error}");
+        }
     }
     Failure::failed(sentence)
 }

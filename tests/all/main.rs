@@ -2,8 +2,12 @@
 //! module per capability.
 
 mod architecture;
+mod bmdb_kit;
+mod bmdb_phase_twin;
+mod bmdb_races;
 mod callback;
 mod checker;
+mod cli;
 mod dependencies;
 mod harness;
 mod heartbeats;
