@@ -62,7 +62,11 @@ async fn phase_equals_its_twin_over_ten_thousand_sets_of_facts() -> anyhow::Resu
         assert_eq!(twin.len(), sets.len());
         for facts in &sets {
             let phase = phase_of(facts, &policy, now);
-            assert_eq!(twin.get(&facts.machine.0), Some(&phase.to_string()), "at {now}, seed {seed}: {facts:#?}");
+            assert_eq!(
+                twin.get(&facts.machine.0),
+                Some(&phase.to_string()),
+                "at {now}, seed {seed}: {facts:#?}"
+            );
             *seen.entry(phase).or_default() += 1;
         }
         transaction.rollback().await?;
@@ -126,8 +130,7 @@ async fn phases_by_sql(connection: &mut PgConnection) -> anyhow::Result<BTreeMap
     let (_, rest) = text.split_once("FROM (\n").context("the beginning of the inner statement")?;
     let (inner, _) = rest.rsplit_once(") each").context("its end")?;
     let statement = format!("SELECT machine_id, phase FROM ({inner}) each");
-    let rows: Vec<(Uuid, String)> =
-        sqlx::query_as(AssertSqlSafe(statement)).fetch_all(connection).await?;
+    let rows: Vec<(Uuid, String)> = sqlx::query_as(AssertSqlSafe(statement)).fetch_all(connection).await?;
     Ok(rows.into_iter().collect())
 }
 
@@ -176,9 +179,8 @@ fn some_facts(random: &mut StdRng, now: Timestamp, listening: Option<Timestamp>)
         incarnation: "i".into(),
         sequence: random.random_range(0..i64::MAX),
     });
-    facts.installation_request = random
-        .random_bool(0.4)
-        .then(|| InstallationRequest { generation: random.random_range(1..3) });
+    facts.installation_request =
+        random.random_bool(0.4).then(|| InstallationRequest { generation: random.random_range(1..3) });
     facts.installation_report = random.random_bool(0.4).then(|| InstallationReport {
         generation: random.random_range(1..3),
         succeeded: random.random_bool(0.5),
@@ -253,12 +255,19 @@ async fn store(connection: &mut PgConnection, sets: &[MachineFacts]) -> anyhow::
         ("machine_agent_heartbeat", rows(&heartbeat)),
         ("machine_os_installation_request", rows(&request)),
         ("machine_os_installation_report", rows(&report)),
-        ("machine_quarantine", rows(&|f| f.quarantine.as_ref().map(|q| json!({"since": q.since, "reason": q.reason})))),
-        ("machine_needs_human", rows(&|f| f.needs_human.as_ref().map(|n| json!({"since": n.since, "reason": n.reason})))),
+        (
+            "machine_quarantine",
+            rows(&|f| f.quarantine.as_ref().map(|q| json!({"since": q.since, "reason": q.reason}))),
+        ),
+        (
+            "machine_needs_human",
+            rows(&|f| f.needs_human.as_ref().map(|n| json!({"since": n.since, "reason": n.reason}))),
+        ),
         ("machine_recovery", rows(&recovery)),
         ("machine_retirement", rows(&retirement)),
     ] {
-        let statement = format!("INSERT INTO {table} SELECT * FROM jsonb_populate_recordset(NULL::{table}, $1)");
+        let statement =
+            format!("INSERT INTO {table} SELECT * FROM jsonb_populate_recordset(NULL::{table}, $1)");
         sqlx::query(AssertSqlSafe(statement)).bind(rows).execute(&mut *connection).await.context(table)?;
     }
     Ok(())

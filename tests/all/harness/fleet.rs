@@ -90,7 +90,7 @@ struct FaultLine {
 
 /// A simulator on a database. Shepherds are started on it by [`Fleet::shepherd`].
 pub(crate) struct Fleet {
-    simulator: Program,
+    _simulator: Program,
     /// Where the simulator's provider API is.
     pub(crate) url: String,
     /// The test's own connections.
@@ -116,7 +116,7 @@ impl Fleet {
         let line = tokio::task::spawn_blocking(move || BufReader::new(stdout).lines().next()).await?;
         let line = line.context("the simulator ended")??;
         let url = line.strip_prefix("listening on ").context(line.clone())?.to_owned();
-        Ok(Self { simulator, url, pool, database, directory, logs: Mutex::new(vec![log]) })
+        Ok(Self { _simulator: simulator, url, pool, database, directory, logs: Mutex::new(vec![log]) })
     }
 
     /// Starts a shepherd named `name`, which listens for agents at `endpoints[0]` and tells them of all.
@@ -207,11 +207,6 @@ impl Fleet {
             text.push('\n');
         }
         Ok(text)
-    }
-
-    /// The simulator's own process, for tests that end it.
-    pub(crate) fn simulator(&mut self) -> &mut Program {
-        &mut self.simulator
     }
 }
 
