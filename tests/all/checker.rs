@@ -234,10 +234,12 @@ fn touches(records: &Records, found: &mut Vec<Violation>) {
 /// What the provider made is what the BMDB knows, one for one.
 fn machines(records: &Records, found: &mut Vec<Violation>) {
     let twice = |what: String| Violation::Twice(what);
-    // Asking again under the same intent answers the same machine, and is no second one.
+    // Asking again under the same intent answers the same machine, and is no second one. An answer that
+    // was lost after the deed is a deed.
     let mut made: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut intents: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for call in records.calls.iter().filter(|call| call.what == "create" && call.outcome == "ok") {
+    let done = |call: &&Call| call.what == "create" && (call.outcome == "ok" || call.result["done"] == true);
+    for call in records.calls.iter().filter(done) {
         let id = call.result["answer"]["id"].as_str().unwrap_or_default();
         let intent = call.intent.as_deref().unwrap_or_default();
         made.entry(id).or_default().insert(intent);

@@ -100,7 +100,7 @@ async fn what_a_crash_left_open_is_adopted_once_or_settled() -> Result<()> {
     assert_eq!(outcome(not_asked).await?, "nothing was made");
     let recorded: (String, String) = sqlx::query_as(
         "SELECT machine_id::TEXT, h.detail FROM machine_provided p JOIN history h USING (machine_id)
-         WHERE p.provider_id = $1 AND h.event = 'Provided'",
+         WHERE p.provider_id = $1 AND h.event = 'Provided' AND h.detail LIKE '%: ' || $1",
     )
     .bind(&made.id)
     .fetch_one(&fleet.pool)

@@ -71,7 +71,7 @@ async fn boots(fleet: &Fleet, id: &str) -> Result<u64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> Result<()> {
     let (fleet, _shepherd) = ready("recover_ladder", 6, &[]).await?;
-    let (killed, hung, dead, lost) = ("sim-0000", "sim-0001", "sim-0002", "sim-0003");
+    let (killed, hung, dead, lost) = ("sim-0001", "sim-0002", "sim-0003", "sim-0004");
     let boots_before = boots(&fleet, killed).await?;
     for (machine, fault) in [(killed, "kill"), (hung, "hang"), (dead, "dead"), (lost, "power-fail")] {
         fleet.strike(machine, fault).await?;
@@ -98,7 +98,7 @@ async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> Resu
     assert!(boots(&fleet, hung).await? == 2 && boots(&fleet, dead).await? == 2);
     let rebooted: i64 = sqlx::query_scalar(
         "SELECT count(*) FROM machine_agent_heartbeat h JOIN machine_provided p USING (machine_id)
-         WHERE p.provider_id IN ('sim-0001', 'sim-0002') AND h.previous_boot_id IS NOT NULL
+         WHERE p.provider_id IN ('sim-0002', 'sim-0003') AND h.previous_boot_id IS NOT NULL
            AND h.boot_id <> h.previous_boot_id",
     )
     .fetch_one(&fleet.pool)
@@ -123,7 +123,7 @@ async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> Resu
 async fn when_most_fall_silent_at_once_recovery_is_held_and_then_released() -> Result<()> {
     let brake = ["--recovery_brake_window=15s", "--recovery_brake_fraction=0.3"];
     let (fleet, _shepherd) = ready("recover_brake", 12, &brake).await?;
-    for machine in 0..8 {
+    for machine in 1..=8 {
         fleet.strike(&format!("sim-{machine:04}"), "kill").await?;
     }
     // Before the fifth is seen to be silent, the first may have been helped: that is no mass failure yet.
@@ -154,7 +154,7 @@ async fn a_budget_that_is_used_up_puts_the_others_off_and_says_why() -> Result<(
         policy.budgets.insert(Disturbance::RestartAgent, budget);
     })
     .await?;
-    for machine in ["sim-0000", "sim-0001", "sim-0002"] {
+    for machine in ["sim-0001", "sim-0002", "sim-0003"] {
         fleet.strike(machine, "kill").await?;
     }
     fleet

@@ -104,6 +104,8 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// Starts a simulator with these flags.
     pub(crate) async fn start(test_name: &str, flags: &[&str]) -> Result<Self> {
+        // An error means that another test has done it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let database = TestDatabase::create(test_name).await?;
         let pool = database.pool().await?;
         let directory = tempfile::tempdir()?;
@@ -150,7 +152,6 @@ impl Fleet {
 
     /// What every machine really does.
     pub(crate) async fn truth(&self) -> Result<Vec<Value>> {
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().build()?;
         let answer: Value = client.get(format!("{}/v1/fleet", self.url)).send().await?.json().await?;
         Ok(answer["machines"].as_array().context("a fleet has machines")?.clone())
