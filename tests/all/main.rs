@@ -3,8 +3,13 @@
 
 mod architecture;
 mod bmdb_kit;
+mod bmdb_migrations;
+mod bmdb_modes;
+mod bmdb_outages;
 mod bmdb_phase_twin;
+mod bmdb_proxy;
 mod bmdb_races;
+mod bmdb_work;
 mod callback;
 mod checker;
 mod cli;
