@@ -36,8 +36,7 @@ async fn ready(test_name: &str, machines: usize, flags: &[&str]) -> Result<(Flee
     Ok((fleet, shepherd))
 }
 
-const ALL_READY: &str =
-    "SELECT count(*) = (SELECT count(*) FILTER (WHERE fence >= 0) FROM machine_due WHERE lane = 'access')
+const ALL_READY: &str = "SELECT count(*) = (SELECT count(*) FROM machine)
         AND NOT EXISTS (SELECT 1 FROM intent WHERE settled_at IS NULL)
         AND (SELECT machines FROM provider_state) = count(*)
      FROM machine_due WHERE lane = 'access' AND phase_index = 'Ready'";
@@ -130,7 +129,7 @@ async fn when_most_fall_silent_at_once_recovery_is_held_and_then_released() -> R
     fleet
         .until(
             "recovery is held, of the provider and of all, and machines say so",
-            "SELECT (SELECT array_agg(scope ORDER BY scope) = '{*,sim}' FROM brake WHERE kind = 'recovery')
+            "SELECT (SELECT count(*) = 2 FROM brake WHERE kind = 'recovery' AND scope IN ('*', 'sim'))
                 AND (SELECT count(*) <= 4 FROM intent WHERE kind <> 'create')
                 AND (SELECT count(*) >= 1 FROM machine_due WHERE reason LIKE 'brake: % fell silent within 15s%')",
         )

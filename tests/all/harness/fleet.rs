@@ -3,6 +3,7 @@
 //! Every process is a child of the test and is killed by its own id when its handle is dropped. What
 //! they say goes to files; a condition that never comes true is reported with the ends of them.
 
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
@@ -203,9 +204,9 @@ impl Fleet {
         for log in self.logs.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let said = std::fs::read_to_string(log).unwrap_or_default();
             let lines: Vec<&str> = said.lines().collect();
-            text.push_str(&format!("{}:\n", log.display()));
-            text.push_str(&lines[lines.len().saturating_sub(SHOWN)..].join("\n"));
-            text.push('\n');
+            let end = lines[lines.len().saturating_sub(SHOWN)..].join("\n");
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{}:\n{end}", log.display());
         }
         Ok(text)
     }
