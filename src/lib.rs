@@ -33,6 +33,8 @@
 
 #[cfg(feature = "bmdb")]
 pub mod bmdb;
+#[cfg(feature = "shepherdctl")]
+pub mod cli;
 #[cfg(feature = "shepherd")]
 pub mod manager;
 pub mod model;

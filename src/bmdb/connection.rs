@@ -37,6 +37,24 @@ impl Dialect {
     pub const SERIALIZABLE: Self = Self { skip_locked: false, notify: false, serializable: true };
 }
 
+/// A name that is no dialect.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no dialect of the BMDB; give skip-locked (PostgreSQL), waiting or serializable")]
+pub struct UnknownDialect(String);
+
+impl std::str::FromStr for Dialect {
+    type Err = UnknownDialect;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDialect> {
+        match name {
+            "skip-locked" => Ok(Self::POSTGRES),
+            "waiting" => Ok(Self::WAITING),
+            "serializable" => Ok(Self::SERIALIZABLE),
+            _ => Err(UnknownDialect(name.to_owned())),
+        }
+    }
+}
+
 /// How to connect.
 #[derive(Clone)]
 pub struct ConnectionSettings {

@@ -35,6 +35,7 @@ pub mod group_commit;
 #[cfg(feature = "shepherd")]
 pub mod heartbeat;
 pub mod host_key;
+pub mod inspect;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
@@ -54,6 +55,7 @@ pub mod session;
 pub mod setup;
 pub mod silence;
 pub mod sweeper;
+pub mod tags;
 pub mod url;
 pub mod wakeup;
 pub mod work;

@@ -3,6 +3,7 @@
 
 mod architecture;
 mod callback;
+mod cli;
 mod dependencies;
 mod harness;
 mod heartbeats;

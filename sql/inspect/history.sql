@@ -1,0 +1,8 @@
+-- The newest lines of a machine's history, newest first.
+SELECT h.at, h.event, h.lane, h.fence, h.process, h.session_id, h.detail, s.component AS "component?",
+       s.runtime_info AS "runtime_info?"
+FROM history h
+LEFT JOIN session s ON s.session_id = h.session_id
+WHERE h.machine_id = $1
+ORDER BY h.at DESC, h.fence DESC NULLS LAST, h.edge NULLS LAST
+LIMIT $2

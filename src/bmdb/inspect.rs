@@ -1,0 +1,605 @@
+//! What people ask of the BMDB: lists, one machine in full, what happened.
+//!
+//! Everything is read in a [`Bmdb::inspect`] transaction: one moment, read-only,
+//! no row locks, an end after seconds. A person who looks must not be able to
+//! slow down a fleet, so lists go through indexes a page at a time and stop at
+//! their limit; nothing here counts machines.
+//!
+//! Lists show `phase_index`, a copy that may lag behind the truth by a moment;
+//! what is said of one machine ([`MachineView`]) is computed from its facts.
+//!
+//! The types are what `shepherdctl -o json` prints: a field may be added, none
+//! changes its name or meaning.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use serde::Serialize;
+use sqlx::{Executor, PgConnection};
+use uuid::Uuid;
+
+use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::facts::{Snapshot, read};
+use crate::bmdb::host_key::PinnedHostKey;
+use crate::bmdb::policy::policy_of_version;
+use crate::model::host_key::HostKey;
+use crate::model::ids::MachineId;
+use crate::model::phase::Phase;
+use crate::model::policy::Policy;
+use crate::model::time::Timestamp;
+
+const BEGIN: &str = include_str!("../../sql/inspect/begin.sql");
+const WHAT: &str = "reading what to show";
+
+/// A machine, by the names that people have for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MachineName {
+    /// Its id.
+    pub machine: Uuid,
+    /// The provider it is from; `null` before any handed it over.
+    pub provider: Option<String>,
+    /// The provider's name for it.
+    pub provider_id: Option<String>,
+}
+
+impl MachineName {
+    /// `provider/id`, or the UUID of a machine without provider.
+    #[must_use]
+    pub fn short(&self) -> String {
+        match (&self.provider, &self.provider_id) {
+            (Some(provider), Some(id)) => format!("{provider}/{id}"),
+            _ => self.machine.to_string(),
+        }
+    }
+}
+
+/// A line of the list of machines.
+#[derive(Clone, Debug, Serialize)]
+pub struct MachineLine {
+    /// Its names.
+    #[serde(flatten)]
+    pub name: MachineName,
+    /// Phase as it is indexed.
+    pub phase: String,
+    /// Since when.
+    pub phase_since: Timestamp,
+    /// Host name or IP literal.
+    pub address: Option<String>,
+    /// Where it stands.
+    pub location: Option<String>,
+    /// When its agent last reported.
+    pub heartbeat_at: Option<Timestamp>,
+    /// The process being worked on in the access lane now.
+    pub working: Option<String>,
+    /// What it is due for next in the access lane; `null` when nothing happens by time alone.
+    pub process: Option<String>,
+    /// When; for a healthy machine a lower bound.
+    pub ready_at: Option<Timestamp>,
+    /// Why that and not earlier.
+    pub reason: String,
+}
+
+/// Where a list of machines goes on: after this machine of this phase and provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    /// Phase.
+    pub phase: String,
+    /// Provider.
+    pub provider: String,
+    /// Id.
+    pub machine: Uuid,
+}
+
+/// Who works.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Holder {
+    /// The process.
+    pub process: String,
+    /// Fence of the claim.
+    pub fence: i64,
+    /// Since when.
+    pub since: Timestamp,
+    /// The session it hangs off.
+    pub session: Uuid,
+    /// What that session is for.
+    pub component: Option<String>,
+    /// Host of the process that has it.
+    pub host: Option<String>,
+    /// Its process id there.
+    pub pid: Option<i64>,
+    /// When the session ends unless it is renewed.
+    pub session_deadline: Option<Timestamp>,
+    /// When it ended, if it did.
+    pub session_closed_at: Option<Timestamp>,
+}
+
+/// One lane of a machine's schedule, as it is stored.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LaneView {
+    /// `access` or `observe`.
+    pub lane: String,
+    /// What it is due for.
+    pub process: Option<String>,
+    /// When.
+    pub ready_at: Option<Timestamp>,
+    /// Whether heartbeats move that moment without writing it.
+    pub timer: bool,
+    /// Why not earlier.
+    pub reason: String,
+    /// `file:line` of the decision.
+    pub decided_at: String,
+    /// When something else happens if this does not.
+    pub deadline: Option<Timestamp>,
+    /// Priority class, 0 first.
+    pub priority: i64,
+    /// Number of the last claim.
+    pub fence: i64,
+    /// Sessions in a row that were lost while they worked on it.
+    pub losses: i64,
+    /// Not claimed before, because of those.
+    pub not_before: Option<Timestamp>,
+    /// Phase as it is indexed.
+    pub phase_index: String,
+    /// Since when.
+    pub phase_since: Timestamp,
+    /// Version of the rules it was computed by.
+    pub rules_version: i64,
+    /// Version of the policy it was computed by.
+    pub policy_version: i64,
+    /// Who works on it now.
+    pub work: Option<Holder>,
+}
+
+/// A brake that is on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BrakeLine {
+    /// What it stops.
+    pub kind: String,
+    /// Whose: a provider, or `*` for all.
+    pub scope: String,
+    /// Why.
+    pub reason: String,
+    /// Since when.
+    pub engaged_at: Timestamp,
+    /// When it was last found on.
+    pub seen_at: Timestamp,
+}
+
+/// A line of history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HistoryLine {
+    /// When.
+    pub at: Timestamp,
+    /// What.
+    pub event: String,
+    /// Lane of the work it is about.
+    pub lane: Option<String>,
+    /// Fence of that work.
+    pub fence: Option<i64>,
+    /// Its process.
+    pub process: Option<String>,
+    /// The session it was done under.
+    pub session: Option<Uuid>,
+    /// What that session was for.
+    pub component: Option<String>,
+    /// Host of the process that had it.
+    pub host: Option<String>,
+    /// More.
+    pub detail: Option<String>,
+}
+
+/// One machine, as far as decisions about it go.
+#[derive(Clone, Debug)]
+pub struct MachineView {
+    /// Facts and the moment they were read.
+    pub snapshot: Snapshot,
+    /// The policy that held then.
+    pub policy: Arc<Policy>,
+    /// Both lanes.
+    pub lanes: Vec<LaneView>,
+    /// Host keys, once one was seen.
+    pub host_keys: Option<PinnedHostKey>,
+    /// Brakes that are on, of any kind and scope.
+    pub brakes: Vec<BrakeLine>,
+    /// Open sessions of all processes, counted up to 1,000.
+    pub open_sessions: i64,
+}
+
+impl MachineView {
+    /// Its names.
+    #[must_use]
+    pub fn name(&self) -> MachineName {
+        let provided = self.snapshot.facts.provided.as_ref();
+        MachineName {
+            machine: self.snapshot.facts.machine.0,
+            provider: provided.map(|provided| provided.provider.clone()),
+            provider_id: provided.map(|provided| provided.provider_id.clone()),
+        }
+    }
+}
+
+/// An open session.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SessionLine {
+    /// Its id.
+    pub session: Uuid,
+    /// The `shepherd` it belongs to.
+    pub process: Uuid,
+    /// What it is for.
+    pub component: String,
+    /// Host of that process.
+    pub host: Option<String>,
+    /// Its process id there.
+    pub pid: Option<i64>,
+    /// Its release.
+    pub version: Option<String>,
+    /// Since when.
+    pub started_at: Timestamp,
+    /// When it ends unless it is renewed.
+    pub deadline: Timestamp,
+    /// Work items that hang off it.
+    pub work: i64,
+}
+
+/// A live work item.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WorkLine {
+    /// On which machine.
+    #[serde(flatten)]
+    pub name: MachineName,
+    /// In which lane.
+    pub lane: String,
+    /// By whom.
+    pub work: Holder,
+}
+
+/// What a provider answered last.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProviderLine {
+    /// Its name.
+    pub provider: String,
+    /// Its kind.
+    pub kind: String,
+    /// When it last gave a list.
+    pub listed_at: Option<Timestamp>,
+    /// Machines in that list.
+    pub machines: Option<i64>,
+    /// Why it gave none since.
+    pub error: Option<String>,
+    /// When that was.
+    pub error_at: Option<Timestamp>,
+    /// Why no machine is taken from it.
+    pub brake: Option<String>,
+    /// Since when.
+    pub brake_since: Option<Timestamp>,
+}
+
+/// A column of a tag table: its name, its type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TagColumn {
+    /// Name.
+    pub name: String,
+    /// Type as the database writes it.
+    pub kind: String,
+}
+
+/// One fact about a machine, found by the shape of its table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tag {
+    /// The table's name.
+    pub table: String,
+    /// Its columns in their order, the key left out.
+    pub columns: Vec<TagColumn>,
+    /// The row.
+    pub row: serde_json::Map<String, serde_json::Value>,
+}
+
+impl Bmdb {
+    /// Runs `body` at one moment of the database: read-only, without locks, ended by the server after
+    /// seconds. It may run several times.
+    pub async fn inspect<T, F>(&self, body: F) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
+    {
+        let body = Arc::new(body);
+        self.transact(WHAT, move |tx| {
+            let body = body.clone();
+            Box::pin(async move {
+                tx.execute(sqlx::raw_sql(BEGIN)).await.doing(WHAT)?;
+                body(tx).await
+            })
+        })
+        .await
+    }
+
+    /// Everything that decides about one machine, at one moment.
+    pub async fn machine_view(&self, machine: MachineId) -> Result<MachineView, BmdbError> {
+        let bmdb = self.clone();
+        self.inspect(move |tx| {
+            let bmdb = bmdb.clone();
+            Box::pin(async move {
+                let snapshot = read(tx, machine).await?;
+                let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
+                let lanes = lanes(tx, machine).await?;
+                let host_keys = host_keys(tx, machine).await?;
+                let brakes = brakes(tx).await?;
+                let open_sessions = sqlx::query_file_scalar!("sql/inspect/open_sessions.sql")
+                    .fetch_one(tx)
+                    .await
+                    .doing(WHAT)?;
+                Ok(MachineView { snapshot, policy, lanes, host_keys, brakes, open_sessions })
+            })
+        })
+        .await
+    }
+}
+
+/// The database's clock.
+pub async fn now(tx: &mut PgConnection) -> Result<Timestamp, BmdbError> {
+    sqlx::query_file_scalar!("sql/inspect/now.sql").fetch_one(tx).await.doing(WHAT)
+}
+
+/// Machines whose id lies between two, ends included.
+pub async fn machines_by_id(
+    tx: &mut PgConnection,
+    (first, last): (Uuid, Uuid),
+    limit: i64,
+) -> Result<Vec<MachineName>, BmdbError> {
+    let rows =
+        sqlx::query_file!("sql/inspect/by_id.sql", first, last, limit).fetch_all(tx).await.doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| MachineName {
+            machine: row.machine_id,
+            provider: row.provider,
+            provider_id: row.provider_id,
+        })
+        .collect())
+}
+
+/// Machines that a provider, or any, calls so.
+pub async fn machines_by_provider_id(
+    tx: &mut PgConnection,
+    provider: Option<&str>,
+    id: &str,
+    limit: i64,
+) -> Result<Vec<MachineName>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/by_provider_id.sql", provider, id, limit)
+        .fetch_all(tx)
+        .await
+        .doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| MachineName {
+            machine: row.machine_id,
+            provider: row.provider,
+            provider_id: row.provider_id,
+        })
+        .collect())
+}
+
+/// Machines whose provider's name for them follows a text in the order of names.
+pub async fn machines_near(
+    tx: &mut PgConnection,
+    text: &str,
+    limit: i64,
+) -> Result<Vec<MachineName>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/near.sql", text, limit).fetch_all(tx).await.doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| MachineName {
+            machine: row.machine_id,
+            provider: row.provider,
+            provider_id: row.provider_id,
+        })
+        .collect())
+}
+
+/// Every (phase, provider) that has a machine, phases in the order of a machine's life. Phases that
+/// only a newer release knows come last.
+pub async fn classes(tx: &mut PgConnection) -> Result<Vec<(String, String)>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/classes.sql").fetch_all(tx).await.doing(WHAT)?;
+    let mut classes: Vec<(String, String)> =
+        rows.into_iter().map(|row| (row.phase_index, row.provider)).collect();
+    classes.sort_by_cached_key(|class| (order_of(&class.0), class.clone()));
+    Ok(classes)
+}
+
+/// Where a phase stands in lists.
+#[must_use]
+pub fn order_of(phase: &str) -> usize {
+    Phase::ALL.iter().position(|known| known.as_str() == phase).unwrap_or(Phase::ALL.len())
+}
+
+/// A page of the machines of one phase and provider, from the one after `after`.
+pub async fn machines_of_class(
+    tx: &mut PgConnection,
+    (phase, provider): (&str, &str),
+    after: Uuid,
+    limit: i64,
+) -> Result<Vec<MachineLine>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/machines.sql", phase, provider, after, limit)
+        .fetch_all(tx)
+        .await
+        .doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| MachineLine {
+            name: MachineName {
+                machine: row.machine_id,
+                provider: Some(row.provider).filter(|provider| !provider.is_empty()),
+                provider_id: row.provider_id,
+            },
+            phase: row.phase,
+            phase_since: row.phase_since,
+            address: row.address,
+            location: row.location,
+            heartbeat_at: row.heartbeat_at,
+            working: row.working,
+            process: row.process,
+            ready_at: row.ready_at,
+            reason: row.reason,
+        })
+        .collect())
+}
+
+/// Open sessions, oldest first.
+pub async fn sessions(tx: &mut PgConnection, limit: i64) -> Result<Vec<SessionLine>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/sessions.sql", limit).fetch_all(tx).await.doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let about = Runtime::of(Some(&row.runtime_info));
+            SessionLine {
+                session: row.session_id,
+                process: row.process_id,
+                component: row.component,
+                host: about.host,
+                pid: about.pid,
+                version: about.version,
+                started_at: row.started_at,
+                deadline: row.deadline,
+                work: row.work,
+            }
+        })
+        .collect())
+}
+
+/// Live work, longest running first.
+pub async fn work(tx: &mut PgConnection, limit: i64) -> Result<Vec<WorkLine>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/work.sql", limit).fetch_all(tx).await.doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let about = Runtime::of(row.runtime_info.as_ref());
+            WorkLine {
+                name: MachineName {
+                    machine: row.machine_id,
+                    provider: row.provider,
+                    provider_id: row.provider_id,
+                },
+                lane: row.lane,
+                work: Holder {
+                    process: row.process,
+                    fence: row.fence,
+                    since: row.started_at,
+                    session: row.session_id,
+                    component: row.component,
+                    host: about.host,
+                    pid: about.pid,
+                    session_deadline: row.session_deadline,
+                    session_closed_at: row.session_closed_at,
+                },
+            }
+        })
+        .collect())
+}
+
+/// What every provider answered last.
+pub async fn providers(tx: &mut PgConnection) -> Result<Vec<ProviderLine>, BmdbError> {
+    sqlx::query_file_as!(ProviderLine, "sql/inspect/providers.sql").fetch_all(tx).await.doing(WHAT)
+}
+
+/// Brakes that are on.
+pub async fn brakes(tx: &mut PgConnection) -> Result<Vec<BrakeLine>, BmdbError> {
+    sqlx::query_file_as!(BrakeLine, "sql/inspect/brakes.sql").fetch_all(tx).await.doing(WHAT)
+}
+
+/// The newest lines of a machine's history, newest first.
+pub async fn history(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    limit: i64,
+) -> Result<Vec<HistoryLine>, BmdbError> {
+    let rows =
+        sqlx::query_file!("sql/inspect/history.sql", machine.0, limit).fetch_all(tx).await.doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| HistoryLine {
+            at: row.at,
+            event: row.event,
+            lane: row.lane,
+            fence: row.fence,
+            process: row.process,
+            session: row.session_id,
+            component: row.component,
+            host: Runtime::of(row.runtime_info.as_ref()).host,
+            detail: row.detail,
+        })
+        .collect())
+}
+
+async fn lanes(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<LaneView>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/lanes.sql", machine.0).fetch_all(tx).await.doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let about = Runtime::of(row.runtime_info.as_ref());
+            let held = row.work_process.zip(row.work_fence).zip(row.work_started_at).zip(row.session_id);
+            let work = held.map(|(((process, fence), since), session)| Holder {
+                process,
+                fence,
+                since,
+                session,
+                component: row.component,
+                host: about.host,
+                pid: about.pid,
+                session_deadline: row.session_deadline,
+                session_closed_at: row.session_closed_at,
+            });
+            LaneView {
+                lane: row.lane,
+                process: row.process,
+                ready_at: row.ready_at,
+                timer: row.timer,
+                reason: row.reason,
+                decided_at: row.decided_at,
+                deadline: row.deadline,
+                priority: row.priority,
+                fence: row.fence,
+                losses: row.losses,
+                not_before: row.not_before,
+                phase_index: row.phase_index,
+                phase_since: row.phase_since,
+                rules_version: row.rules_version,
+                policy_version: row.policy_version,
+                work,
+            }
+        })
+        .collect())
+}
+
+async fn host_keys(tx: &mut PgConnection, machine: MachineId) -> Result<Option<PinnedHostKey>, BmdbError> {
+    let row = sqlx::query_file!("sql/facts/host_key.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
+    Ok(row.map(|row| PinnedHostKey {
+        key: HostKey { algorithm: row.algorithm, key: row.public_key },
+        source: row.source,
+        pinned_at: row.pinned_at,
+        refused: row
+            .refused_key
+            .zip(row.refused_at)
+            .map(|(key, at)| (HostKey { algorithm: row.refused_algorithm.unwrap_or_default(), key }, at)),
+    }))
+}
+
+/// What a session says of its process.
+#[derive(Default)]
+struct Runtime {
+    host: Option<String>,
+    pid: Option<i64>,
+    version: Option<String>,
+}
+
+impl Runtime {
+    fn of(info: Option<&serde_json::Value>) -> Self {
+        let Some(info) = info else { return Self::default() };
+        let text = |key: &str| info.get(key).and_then(serde_json::Value::as_str).map(str::to_owned);
+        Self {
+            host: text("host"),
+            pid: info.get("pid").and_then(serde_json::Value::as_i64),
+            version: text("version"),
+        }
+    }
+}

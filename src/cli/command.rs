@@ -1,0 +1,223 @@
+//! The grammar: general verbs on nouns. What is typed, and nothing of what it does.
+
+use clap::{Args, Parser, Subcommand, builder::PossibleValuesParser};
+
+use crate::cli::output::Format;
+use crate::model::facts::HoldScope;
+use crate::model::phase::Phase;
+
+/// The command line of `shepherdctl`.
+#[derive(Debug, Parser)]
+#[command(
+    name = "shepherdctl",
+    version,
+    about = "Asks a Shepherd about its machines, and tells it what to do with them",
+    after_help = "\
+M names a machine: its UUID or the beginning of it (4 digits or more), its provider's id (sim-0007), or
+PROVIDER/ID (rack-a/sim-0007). In a flag's name a dash works wherever an underscore does.
+
+Examples:
+  export SHEPHERD_BMDB_URL=postgres://kim@db:5432/bmdb
+  shepherdctl get machines --phase NeedsHuman --phase Quarantined
+  shepherdctl why sim-0007                      what it waits for, until when, and what would help
+  shepherdctl timeline sim-0007                 what happened to it, newest first
+  shepherdctl hold sim-0007 --reason 'changing a disk' --until 2h
+  shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeat_at == null) | .machine'
+
+A password is read from ~/.pgpass. Exit code: 0 done, 1 something failed, 2 the command was wrong."
+)]
+pub struct Cli {
+    /// Where the BMDB is
+    #[arg(
+        help = "Where the BMDB is: postgres://USER@HOST:5432/DATABASE",
+        long = "bmdb_url",
+        value_name = "URL",
+        env = "SHEPHERD_BMDB_URL",
+        hide_env_values = true,
+        global = true
+    )]
+    pub bmdb_url: Option<String>,
+
+    /// What the database can do: skip-locked (PostgreSQL), waiting, or serializable
+    #[arg(
+        long = "bmdb_dialect",
+        value_name = "DIALECT",
+        env = "SHEPHERD_BMDB_DIALECT",
+        default_value = "skip-locked",
+        global = true,
+        hide_short_help = true
+    )]
+    pub bmdb_dialect: String,
+
+    /// How to answer
+    #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true)]
+    pub output: Format,
+
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// A verb.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List machines, sessions, live work or providers
+    #[command(subcommand)]
+    Get(Get),
+    /// Show everything that is known
+    #[command(subcommand)]
+    Describe(Describe),
+    /// Say why a machine is as it is, what it waits for, and what would help
+    Why(OfMachine),
+    /// Show what happened to a machine, newest first
+    Timeline(Timeline),
+    /// Stop work on a machine until it is released
+    Hold(Hold),
+    /// End a hold on a machine, or its quarantine
+    Release(Release),
+    /// Try again at once: forget a machine's failures and that it needs a person
+    Retry(Retry),
+    /// Allow what was refused for safety
+    #[command(subcommand)]
+    Allow(Allow),
+}
+
+/// Lists.
+#[derive(Debug, Subcommand)]
+pub enum Get {
+    /// Machines by phase, provider and id
+    #[command(visible_alias = "machine")]
+    Machines(Machines),
+    /// Open sessions: who works
+    #[command(visible_alias = "session")]
+    Sessions(Limited),
+    /// Live work: what is being done now, longest running first
+    Work(Limited),
+    /// Providers with what they answered last, and the brakes that are on
+    #[command(visible_alias = "provider")]
+    Providers,
+}
+
+/// What can be shown in full.
+#[derive(Debug, Subcommand)]
+pub enum Describe {
+    /// Facts, schedule, work, waits and last events of a machine
+    Machine(OfMachine),
+}
+
+/// What can be allowed.
+#[derive(Debug, Subcommand)]
+pub enum Allow {
+    /// Believe the SSH host key that was refused last, after you checked that it is the machine's own
+    HostKey(AllowHostKey),
+}
+
+/// One machine.
+#[derive(Debug, Args)]
+pub struct OfMachine {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+}
+
+/// Filters of a list of machines.
+#[derive(Debug, Args)]
+pub struct Machines {
+    /// Only machines in this phase; may be given several times
+    #[arg(
+        long,
+        value_name = "PHASE",
+        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
+        ignore_case = true
+    )]
+    pub phase: Vec<String>,
+    /// Only machines of this provider; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub provider: Vec<String>,
+    /// Most machines to list
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: u32,
+    /// Go on where an earlier list ended (it says so)
+    #[arg(long, value_name = "CURSOR")]
+    pub after: Option<String>,
+}
+
+/// A list with an end.
+#[derive(Debug, Args)]
+pub struct Limited {
+    /// Most lines to list
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: u32,
+}
+
+/// How much of a machine's history.
+#[derive(Debug, Args)]
+pub struct Timeline {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Most events to list
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: u32,
+}
+
+/// A stop.
+#[derive(Debug, Args)]
+pub struct Hold {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Why, for whoever asks `why`
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// What it stops: everything, power (no reboot, no power cut), or recovery
+    #[arg(
+        long,
+        value_name = "SCOPE",
+        default_value = "everything",
+        value_parser = PossibleValuesParser::new(HoldScope::ALL.map(HoldScope::as_str))
+    )]
+    pub scope: String,
+    /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
+}
+
+/// The end of a stop.
+#[derive(Debug, Args)]
+pub struct Release {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// End its quarantine instead; it comes back if provider and BMDB still disagree
+    #[arg(long)]
+    pub quarantine: bool,
+    /// Why, for the history
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// Another try.
+#[derive(Debug, Args)]
+pub struct Retry {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Why, for the history
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// A host key to believe.
+#[derive(Debug, Args)]
+pub struct AllowHostKey {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Fingerprint of the key as `why` shows it; nothing happens unless it is the one that was refused
+    #[arg(long, value_name = "SHA256:…")]
+    pub fingerprint: String,
+    /// Why, for the history
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}

@@ -1,0 +1,31 @@
+//! What can go wrong, told apart by whose it is: that decides the exit code.
+
+use crate::bmdb::error::BmdbError;
+
+/// Why a command did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// What was typed cannot be.
+    #[error("{0}")]
+    Wrong(String),
+    /// The database.
+    #[error(transparent)]
+    Bmdb(#[from] BmdbError),
+    /// The answer cannot be written.
+    #[error("cannot write the answer: {0}")]
+    Output(#[from] std::io::Error),
+    /// The answer is no JSON.
+    #[error("cannot write the answer as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+impl CliError {
+    /// 2 for what the caller got wrong, 1 for what failed.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Wrong(_) | Self::Bmdb(BmdbError::Url { .. } | BmdbError::NoSuchMachine(_)) => 2,
+            Self::Bmdb(_) | Self::Output(_) | Self::Json(_) => 1,
+        }
+    }
+}

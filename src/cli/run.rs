@@ -1,0 +1,102 @@
+//! From arguments to an exit code.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+
+use clap::parser::ValueSource;
+use clap::{CommandFactory as _, FromArgMatches as _};
+
+use crate::bmdb::connection::{Bmdb, ConnectionSettings, Dialect};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::url::password_warning;
+use crate::cli::command::{Allow, Cli, Command, Describe, Get};
+use crate::cli::error::CliError;
+use crate::cli::{describe, get, operate, output, timeline, why};
+use crate::model::arguments::accept_dashes;
+
+/// Does what the arguments say and returns the exit code. Errors and warnings go to standard error.
+pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let matches = match Cli::command().try_get_matches_from(accept_dashes(arguments)) {
+        Ok(matches) => matches,
+        Err(said) => return say_usage(&said),
+    };
+    let from_flag = given_as_flag(&matches);
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(said) => return say_usage(&said),
+    };
+    if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| from_flag).and_then(password_warning) {
+        say(warning);
+    }
+    match answer(&cli).await.and_then(|text| Ok(output::print(&text)?)) {
+        Ok(()) => 0,
+        Err(error) => {
+            say(&format!("shepherdctl: {error}"));
+            error.exit_code()
+        }
+    }
+}
+
+/// What the command answers, as text.
+async fn answer(cli: &Cli) -> Result<String, CliError> {
+    let bmdb = connect(cli).await?;
+    let format = cli.output;
+    let answer = match &cli.command {
+        Command::Get(Get::Machines(filters)) => get::machines(&bmdb, filters, format).await,
+        Command::Get(Get::Sessions(limited)) => get::sessions(&bmdb, limited.limit, format).await,
+        Command::Get(Get::Work(limited)) => get::work(&bmdb, limited.limit, format).await,
+        Command::Get(Get::Providers) => get::providers(&bmdb, format).await,
+        Command::Describe(Describe::Machine(of)) => describe::machine(&bmdb, &of.machine, format).await,
+        Command::Why(of) => why::why(&bmdb, &of.machine, format).await,
+        Command::Timeline(of) => timeline::timeline(&bmdb, &of.machine, of.limit, format).await,
+        Command::Hold(hold) => operate::hold(&bmdb, hold, format).await,
+        Command::Release(release) => operate::release(&bmdb, release, format).await,
+        Command::Retry(retry) => operate::retry(&bmdb, retry, format).await,
+        Command::Allow(Allow::HostKey(allow)) => operate::allow_host_key(&bmdb, allow, format).await,
+    };
+    bmdb.close().await;
+    answer
+}
+
+async fn connect(cli: &Cli) -> Result<Bmdb, CliError> {
+    let url = cli.bmdb_url.as_deref().ok_or_else(|| {
+        CliError::Wrong(
+            "no BMDB was named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
+             as SHEPHERD_BMDB_URL"
+                .to_owned(),
+        )
+    })?;
+    let mut settings = ConnectionSettings::from_url(url, "shepherdctl")?;
+    settings.dialect =
+        cli.bmdb_dialect.parse::<Dialect>().map_err(|error| CliError::Wrong(error.to_string()))?;
+    settings.max_connections = 1;
+    let bmdb = Bmdb::connect(settings).await?;
+    match bmdb.require_schema().await {
+        Ok(()) => Ok(bmdb),
+        Err(BmdbError::OlderSchema { found: 0, .. }) => Err(CliError::Wrong(format!(
+            "{} is no BMDB: it has no schema of ours; give the database that `shepherd` uses, or start `shepherd` on \
+             this one first",
+            bmdb.settings().place()
+        ))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the URL stands where everybody can read it. A global flag is known to the subcommand it
+/// was given after, or to the whole.
+fn given_as_flag(matches: &clap::ArgMatches) -> bool {
+    matches.value_source("bmdb_url") == Some(ValueSource::CommandLine)
+        || matches.subcommand().is_some_and(|(_, matches)| given_as_flag(matches))
+}
+
+/// What clap says: help and version are answers, the rest is the caller's mistake.
+fn say_usage(said: &clap::Error) -> u8 {
+    // Nothing is left to tell a reader who has gone away.
+    let _ = said.print();
+    u8::try_from(said.exit_code()).unwrap_or(2)
+}
+
+fn say(sentence: &str) {
+    // Without standard error there is nobody to tell; the exit code still does.
+    let _ = writeln!(std::io::stderr().lock(), "{sentence}");
+}

@@ -1,0 +1,69 @@
+//! `timeline`: what happened to one machine, newest first, because an operator
+//! reads from the top and asks about the last thing.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::inspect::{self, HistoryLine, MachineName};
+use crate::cli::error::CliError;
+use crate::cli::get::json;
+use crate::cli::machine::{find, id_of};
+use crate::cli::output::{Format, table, width};
+
+#[derive(Serialize)]
+struct TimelineAnswer {
+    #[serde(flatten)]
+    name: MachineName,
+    /// Newest first.
+    events: Vec<HistoryLine>,
+    more: bool,
+}
+
+/// `timeline M`.
+pub async fn timeline(bmdb: &Bmdb, machine: &str, limit: u32, format: Format) -> Result<String, CliError> {
+    let name = find(bmdb, machine).await?;
+    let id = id_of(&name);
+    let mut events = bmdb
+        .inspect(move |tx| Box::pin(async move { inspect::history(tx, id, i64::from(limit) + 1).await }))
+        .await?;
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let more = events.len() > limit;
+    events.truncate(limit);
+    if format == Format::Json {
+        return json(&TimelineAnswer { name, events, more });
+    }
+    if events.is_empty() {
+        return Ok(format!("nothing has happened to {} yet\n", name.short()));
+    }
+    let mut text = table(&HEADERS, &rows(&events), width());
+    if more {
+        let _ = write!(text, "\nthe newest {limit}, and there are older ones: raise --limit\n");
+    }
+    Ok(text)
+}
+
+/// Headers of a table of events.
+pub const HEADERS: [&str; 5] = ["AT (UTC)", "EVENT", "WORK", "BY", "DETAIL"];
+
+/// Events as rows under [`HEADERS`].
+#[must_use]
+pub fn rows(events: &[HistoryLine]) -> Vec<Vec<String>> {
+    events
+        .iter()
+        .map(|line| {
+            let work = match (&line.process, line.fence) {
+                (Some(process), Some(fence)) => format!("{process} #{fence}"),
+                _ => "-".to_owned(),
+            };
+            let by = match (&line.component, &line.host) {
+                (Some(component), Some(host)) => format!("{component}@{host}"),
+                (Some(component), None) => component.clone(),
+                _ => "-".to_owned(),
+            };
+            let at = line.at.format("%Y-%m-%d %H:%M:%S%.3f").to_string();
+            vec![at, line.event.clone(), work, by, line.detail.clone().unwrap_or_default()]
+        })
+        .collect()
+}
