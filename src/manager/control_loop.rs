@@ -350,14 +350,14 @@ async fn work_under<L: ControlLoop>(
     context: &LoopContext,
 ) {
     loop {
-        let (sender, receiver) = oneshot::channel();
+        let (sender, handed) = oneshot::channel();
         if idle.send(Slot { session: session.clone(), work: sender }).is_err() {
             return;
         }
         let work = tokio::select! {
             () = session.lost().cancelled() => return,
             () = context.drain.cancelled() => return,
-            received = receiver => match received {
+            work = handed => match work {
                 Ok(work) => work,
                 Err(_) => return,
             },

@@ -100,46 +100,7 @@ impl ManagerMetrics {
             source_failed: Family::default(),
             housekeeping,
         };
-        let house = &metrics.housekeeping;
-        for (name, help, metric) in [
-            ("shepherd_sessions_started", "Sessions started by workers", metrics.sessions.clone()),
-            ("shepherd_work_started", "Work items claimed", metrics.started.clone()),
-            (
-                "shepherd_claims_contended",
-                "Claims that found work and lost it to others",
-                metrics.contended.clone(),
-            ),
-            ("shepherd_source_failures", "Failures to ask the BMDB for work", metrics.source_failed.clone()),
-        ] {
-            registry.register(name, help, metric);
-        }
-        registry.register("shepherd_work_active", "Work items being handled", metrics.active.clone());
-        registry.register("shepherd_work_ended", "Work items ended, by result", metrics.ended.clone());
-        registry.register(
-            "shepherd_work_duration_seconds",
-            "Time from claim to end",
-            metrics.duration.clone(),
-        );
-        for (name, help, metric) in [
-            (
-                "shepherd_schedule_drift",
-                "Lanes whose schedule contradicted their facts; must be 0",
-                house.drift.clone(),
-            ),
-            (
-                "shepherd_schedule_repaired",
-                "Machines whose schedule the sweeper wrote anew",
-                house.repaired.clone(),
-            ),
-            (
-                "shepherd_sessions_expired",
-                "Sessions closed because their deadline passed",
-                house.sessions_expired.clone(),
-            ),
-            ("shepherd_work_freed", "Work items freed from lost sessions", house.work_freed.clone()),
-        ] {
-            registry.register(name, help, metric);
-        }
+        common.register(|registry| metrics.register_own(registry));
         metrics
     }
 

@@ -93,9 +93,9 @@ impl Recoverer {
             .provided
             .clone()
             .ok_or_else(|| HandlerError::new("no provider has handed the machine over"))?;
-        let provider = self.providers.get(&provided.provider).cloned();
+        let source = self.providers.get(&provided.provider).cloned();
         let mut rungs = None;
-        if let Some(provider) = &provider {
+        if let Some(provider) = &source {
             work.may_call_out()?;
             match provider.rungs(&provided.provider_id).await {
                 Ok(found) => rungs = Some(found),
@@ -108,7 +108,7 @@ impl Recoverer {
             reboot: rungs.as_ref().is_some_and(Rungs::can_reboot),
             power_cycle: rungs.as_ref().is_some_and(Rungs::can_power_cycle),
         };
-        Ok(Means { provided, provider, rungs, steps })
+        Ok(Means { provided, provider: source, rungs, steps })
     }
 
     async fn act(
