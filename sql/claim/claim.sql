@@ -30,7 +30,8 @@ picked AS MATERIALIZED (
           FROM candidate c
           JOIN machine_due d ON d.machine_id = c.machine_id AND d.lane = c.lane
           WHERE d.lease_session IS NULL AND d.process = $2 AND d.ready_at <= now() AND NOT d.timer
-            AND (d.not_before IS NULL OR d.not_before <= now())
+            AND (d.not_before IS NULL OR d.not_before <= now()) AND d.rules_version <= $9
+            AND d.provider = ANY ($3)
           ORDER BY c.turn, d.ready_at, d.machine_id
           LIMIT (SELECT count(*) FROM live)
           FOR UPDATE OF d SKIP LOCKED) y),
@@ -40,7 +41,8 @@ taken AS (
     FROM picked JOIN live USING (n)
     WHERE d.machine_id = picked.machine_id AND d.lane = picked.lane
       AND d.lease_session IS NULL AND d.process = $2 AND d.ready_at <= now() AND NOT d.timer
-      AND (d.not_before IS NULL OR d.not_before <= now())
+      AND (d.not_before IS NULL OR d.not_before <= now()) AND d.rules_version <= $9
+      AND d.provider = ANY ($3)
     RETURNING d.machine_id, d.lane, d.fence, d.lease_session, d.provider, d.priority, d.bucket, d.ready_at),
 started AS (
     INSERT INTO work (machine_id, lane, session_id, process, fence, started_at)

@@ -31,7 +31,7 @@ armed AS (
         version = d.version + 1
     FROM truth
     WHERE d.machine_id = truth.machine_id AND d.lane = truth.lane
-      AND d.timer AND d.lease_session IS NULL AND d.ready_at <= now()
+      AND d.timer AND d.lease_session IS NULL AND d.ready_at <= now() AND d.rules_version <= $1
     RETURNING d.machine_id, d.timer),
 told AS (
     INSERT INTO history (machine_id, at, event, detail)

@@ -1,4 +1,5 @@
--- Taken when it is free, or when the session that held it is over.
+-- Taken when it is free, or anew by the session that holds it already without knowing, because the
+-- answer to its first taking was lost. What a session that is over held, the reaper frees.
 INSERT INTO named_lease AS l (kind, name, lease_session, fence, taken_at)
 SELECT $2, $3, s.session_id, 1, clock_timestamp()
 FROM (SELECT session_id FROM session
@@ -6,5 +7,5 @@ FROM (SELECT session_id FROM session
       FOR KEY SHARE) s
 ON CONFLICT (kind, name) DO UPDATE
 SET lease_session = EXCLUDED.lease_session, fence = l.fence + 1, taken_at = EXCLUDED.taken_at
-WHERE l.lease_session IS NULL
+WHERE l.lease_session IS NULL OR l.lease_session = EXCLUDED.lease_session
 RETURNING l.fence

@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::keeper::rows_of;
 use crate::bmdb::session::{Session, Sessions, lock};
@@ -88,10 +88,15 @@ impl Claimer {
 
     /// Asks whether anything is due. One index probe, whatever the size of the fleet.
     pub async fn probe(&self) -> Result<Next, BmdbError> {
-        let row = sqlx::query_file!("sql/claim/probe.sql", self.process.as_str())
-            .fetch_optional(self.bmdb().pool())
-            .await
-            .doing("asking what is due next")?;
+        let process = self.process;
+        let row = self
+            .bmdb()
+            .statement("asking what is due next", move |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("sql/claim/probe.sql", process.as_str()).fetch_optional(pool).await
+                })
+            })
+            .await?;
         Ok(match row {
             None => Next::Never,
             Some(row) if row.due => Next::Due,

@@ -138,7 +138,7 @@ pub struct Bmdb {
 
 struct Inner {
     pool: PgPool,
-    keeper_pool: PgPool,
+    options: PgConnectOptions,
     settings: ConnectionSettings,
     policy: watch::Sender<(i64, Arc<Policy>)>,
 }
@@ -163,17 +163,13 @@ impl Bmdb {
             .acquire_timeout(Duration::from_secs(10))
             .idle_timeout(Duration::from_mins(5))
             .connect_lazy_with(options.clone());
-        let keeper_pool = PgPoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(Duration::from_secs(3))
-            .connect_lazy_with(options.clone());
         // A pool hides why it cannot connect behind its own time-out; one connection tells.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
             Ok(Ok(connection)) => {
                 drop(sqlx::Connection::close(connection).await);
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
-                let inner = Inner { pool, keeper_pool, settings, policy };
+                let inner = Inner { pool, options, settings, policy };
                 return Ok(Self { inner: Arc::new(inner) });
             }
             Ok(Err(error)) => unreachable_reason(&error),
@@ -188,9 +184,9 @@ impl Bmdb {
         &self.inner.pool
     }
 
-    /// The pool of one connection that sessions are renewed on, so that no other work delays it.
-    pub(crate) fn keeper_pool(&self) -> &PgPool {
-        &self.inner.keeper_pool
+    /// A connection of its own: sessions are renewed on one, so that no other work delays that.
+    pub(crate) async fn connection(&self) -> Result<PgConnection, sqlx::Error> {
+        self.inner.options.connect().await
     }
 
     /// What the database can do.
@@ -231,7 +227,6 @@ impl Bmdb {
     /// Closes every connection, after the transactions under way.
     pub async fn close(&self) {
         self.inner.pool.close().await;
-        self.inner.keeper_pool.close().await;
     }
 
     /// Runs a transaction in a task of its own, again as often as it loses against others.

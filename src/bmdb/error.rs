@@ -96,20 +96,32 @@ pub enum BmdbError {
 impl BmdbError {
     /// Whether trying again later may help without anybody doing anything.
     #[must_use]
-    pub const fn is_transient(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. }
             | Self::UnknownOutcome(_)
             | Self::Conflict { .. }
             | Self::Task { .. } => true,
-            Self::Statement { source, .. } => !matches!(
-                source,
-                sqlx::Error::ColumnDecode { .. }
-                    | sqlx::Error::ColumnNotFound(_)
-                    | sqlx::Error::TypeNotFound { .. }
-            ),
+            Self::Statement { source, .. } => may_pass(source),
             _ => false,
         }
+    }
+}
+
+/// Whether the same statement may succeed later: the server was away, busy, or somebody held a lock.
+/// What it refused for what the statement says (a constraint, a malformed text) it refuses for ever.
+fn may_pass(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(database) => {
+            let code = database.code().unwrap_or_default();
+            ["08", "25P0", "40", "53", "55P03", "57", "58"].iter().any(|class| code.starts_with(class))
+        }
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::WorkerCrashed => true,
+        _ => false,
     }
 }
 

@@ -93,19 +93,27 @@ pub struct Snapshot {
 impl Bmdb {
     /// Reads what is known of one machine, without any lock.
     pub async fn snapshot(&self, machine: MachineId) -> Result<Snapshot, BmdbError> {
-        let mut connection = self.pool().acquire().await.doing("connecting to read facts")?;
-        read(&mut connection, machine).await
+        self.statement("reading facts", move |pool| {
+            Box::pin(async move {
+                sqlx::query_file_as!(FactsRow, "sql/facts/read.sql", machine.0).fetch_optional(pool).await
+            })
+        })
+        .await?
+        .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))?
+        .into_snapshot()
     }
 
     /// Reads a page of machines in the order of their ids, from the one after `after`.
     pub async fn snapshot_page(&self, after: MachineId, limit: i64) -> Result<Vec<Snapshot>, BmdbError> {
-        sqlx::query_file_as!(FactsRow, "sql/facts/page.sql", after.0, limit)
-            .fetch_all(self.pool())
-            .await
-            .doing("reading a page of facts")?
-            .into_iter()
-            .map(FactsRow::into_snapshot)
-            .collect()
+        self.statement("reading a page of facts", move |pool| {
+            Box::pin(async move {
+                sqlx::query_file_as!(FactsRow, "sql/facts/page.sql", after.0, limit).fetch_all(pool).await
+            })
+        })
+        .await?
+        .into_iter()
+        .map(FactsRow::into_snapshot)
+        .collect()
     }
 }
 

@@ -179,10 +179,15 @@ impl Bmdb {
 
     /// Creations of a provider that were begun and never settled, oldest first.
     pub async fn open_creations(&self, provider: &str) -> Result<Vec<OpenCreation>, BmdbError> {
-        let rows = sqlx::query_file!("sql/intent/open_creations.sql", provider)
-            .fetch_all(self.pool())
-            .await
-            .doing("reading open intents")?;
+        let provider = provider.to_owned();
+        let rows = self
+            .statement("reading open intents", move |pool| {
+                let provider = provider.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("sql/intent/open_creations.sql", provider).fetch_all(pool).await
+                })
+            })
+            .await?;
         Ok(rows
             .into_iter()
             .map(|row| OpenCreation {

@@ -2,8 +2,15 @@
 //!
 //! One task per process renews all its sessions in one statement, on a
 //! connection that nothing else uses. It outlives errors: only the local
-//! deadline ends a session here. Each round it also compares what the database
-//! says the sessions hold with what the process thinks:
+//! deadline ends a session here. A round has a limit of its own, after which its
+//! connection is given up for a new one: behind a network that swallows packets
+//! the old one would be waited for long after the network is back. Rows that
+//! somebody has locked share a part of that limit, however many they are, so
+//! that they cannot hold up the others' next renewal.
+//!
+//! After each round, and apart from it because it uses the common pool, which
+//! others may have exhausted, it compares what the database says the sessions
+//! hold with what the process thinks:
 //!
 //! * work whose schedule now says something else (an operator's hold, a retire)
 //!   is told to stop;
@@ -17,6 +24,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use sqlx::PgConnection;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -29,16 +37,21 @@ use crate::bmdb::work::cancel_in_database;
 use crate::model::ids::{MachineId, SessionId};
 use crate::model::process::Lane;
 
+const RENEWING: &str = "renewing sessions";
+
 impl Keeper {
-    /// Renews and compares until `stop`; then cancels what was dropped before it returns.
+    /// Renews and compares until `stop`; then cancels what was dropped before it returns, which
+    /// takes no longer than the sessions last.
     ///
     /// Stop it only after everything that holds a session has ended.
     pub async fn keep(mut self, stop: CancellationToken) {
         let interval = self.sessions.inner.interval;
         let mut look = tokio::time::interval((interval / 16).max(Duration::from_millis(5)));
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut renewing: JoinSet<()> = JoinSet::new();
+        let mut renewing: JoinSet<Option<PgConnection>> = JoinSet::new();
+        let mut comparing: JoinSet<()> = JoinSet::new();
         let mut cancelling: JoinSet<()> = JoinSet::new();
+        let mut connection = None;
         let mut next_renewal = Instant::now();
         loop {
             tokio::select! {
@@ -46,15 +59,19 @@ impl Keeper {
                 Some(abandoned) = self.abandoned.recv() => {
                     cancelling.spawn(cancel_until_over(self.sessions.clone(), abandoned));
                 }
-                Some(_) = renewing.join_next() => {}
+                Some(renewed) = renewing.join_next() => {
+                    connection = renewed.ok().flatten();
+                    if connection.is_some() && comparing.is_empty() {
+                        comparing.spawn(compare_in_time(self.sessions.clone()));
+                    }
+                }
+                Some(_) = comparing.join_next() => {}
                 Some(_) = cancelling.join_next() => {}
                 _ = look.tick() => {
                     lose_overdue(&self.sessions);
-                    // One renewal at a time; one that hangs ends by the server's time-out or with
-                    // the connection, and until then the local deadline counts.
                     if renewing.is_empty() && Instant::now() >= next_renewal {
                         next_renewal = Instant::now() + interval / 4;
-                        renewing.spawn(round(self.sessions.clone()));
+                        renewing.spawn(renew_in_time(self.sessions.clone(), connection.take()));
                     }
                 }
             }
@@ -63,7 +80,13 @@ impl Keeper {
         while let Some(abandoned) = self.abandoned.recv().await {
             cancelling.spawn(cancel_until_over(self.sessions.clone(), abandoned));
         }
-        while cancelling.join_next().await.is_some() {}
+        // With the database away this ends when the sessions are over, so that must still be seen.
+        while !cancelling.is_empty() {
+            tokio::select! {
+                _ = cancelling.join_next() => {}
+                _ = look.tick() => lose_overdue(&self.sessions),
+            }
+        }
     }
 }
 
@@ -85,63 +108,149 @@ fn lose(sessions: &Sessions, session: &Session, because: &str) {
     session.lose(because);
 }
 
-async fn round(sessions: Sessions) {
+/// One round of renewals. Gives the connection back if it is good for another one.
+async fn renew_in_time(sessions: Sessions, connection: Option<PgConnection>) -> Option<PgConnection> {
     let open = open_sessions(&sessions);
     if open.is_empty() {
-        return;
+        return connection;
     }
-    if let Err(error) = renew(&sessions, &open).await {
-        tracing::warn!(%error, sessions = open.len(), "cannot renew sessions; trying again until their deadline");
-        return;
-    }
-    if let Err(error) = compare(&sessions).await {
-        tracing::warn!(%error, "cannot compare held work with the database");
-    }
-    if let Err(error) = sessions.inner.bmdb.read_policy().await {
-        tracing::warn!(%error, "cannot read the policy");
+    // A renewal that is given up half-way takes its connection with it, so no transaction stays
+    // open; whether it happened, the next one shows.
+    let limit = sessions.inner.interval.mul_f64(0.4);
+    match tokio::time::timeout(limit, renew(&sessions, &open, connection)).await {
+        Ok(Ok(connection)) => Some(connection),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, sessions = open.len(), "cannot renew sessions; trying again until their deadline");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(
+                sessions = open.len(),
+                "renewing sessions was not answered within {limit:?}; trying again on another connection"
+            );
+            None
+        }
     }
 }
 
-async fn renew(sessions: &Sessions, open: &[Session]) -> Result<(), BmdbError> {
-    let what = "renewing sessions";
-    let bmdb = &sessions.inner.bmdb;
-    let remaining = open.iter().map(Session::remaining).min().unwrap_or_default();
-    let limit = (remaining / 2).max(Duration::from_millis(50));
-    let mut connection = bmdb.keeper_pool().acquire().await.doing(what)?;
-    sqlx::query_file!("sql/session/limit.sql", limit.as_millis().to_string())
-        .fetch_one(&mut *connection)
-        .await
-        .doing(what)?;
-    let ids: Vec<Uuid> = open.iter().map(|session| session.id().0).collect();
-    let sent_at = boot_time();
-    let renewed: HashSet<Uuid> = if bmdb.dialect().skip_locked {
-        sqlx::query_file_scalar!("sql/session/renew.sql", &ids)
-            .fetch_all(&mut *connection)
-            .await
-            .doing(what)?
-    } else {
-        // Without SKIP LOCKED one locked row would hold up the others: each is tried alone.
-        Vec::new()
+async fn compare_in_time(sessions: Sessions) {
+    // What is given up here is the waiting: the statements run in tasks of their own.
+    let limit = sessions.inner.interval.max(Duration::from_secs(5));
+    let look = async {
+        if let Err(error) = compare(&sessions).await {
+            tracing::warn!(%error, "cannot compare held work with the database");
+        }
+        if let Err(error) = sessions.inner.bmdb.read_policy().await {
+            tracing::warn!(%error, "cannot read the policy");
+        }
+    };
+    if tokio::time::timeout(limit, look).await.is_err() {
+        tracing::warn!("comparing held work with the database was not answered within {limit:?}");
     }
-    .into_iter()
-    .collect();
+}
+
+async fn renew(
+    sessions: &Sessions,
+    open: &[Session],
+    connection: Option<PgConnection>,
+) -> Result<PgConnection, BmdbError> {
+    let bmdb = &sessions.inner.bmdb;
+    let interval = sessions.inner.interval;
+    let mut connection = match connection {
+        Some(connection) => connection,
+        None => bmdb.connection().await.doing(RENEWING)?,
+    };
+    limit_statements(&mut connection, interval / 5).await?;
+    let sent_at = boot_time();
+    let (renewed, everyone_answered) = renew_all(bmdb, &mut connection, open).await?;
+    let mut rest = Vec::new();
     for session in open {
         if renewed.contains(&session.id().0) {
             session.renewed(sent_at);
-            continue;
-        }
-        let sent_at = boot_time();
-        match sqlx::query_file_scalar!("sql/session/renew_one.sql", session.id().0)
-            .fetch_optional(&mut *connection)
-            .await
-        {
-            Ok(Some(_)) => session.renewed(sent_at),
-            Ok(None) => lose(sessions, session, "the database says it is over"),
-            Err(error) => {
-                tracing::warn!(session = %session.id(), %error, "cannot renew a session; trying again");
-            }
+        } else {
+            rest.push(session);
         }
     }
+    if !everyone_answered {
+        rest = renew_those_free(sessions, &mut connection, rest).await?;
+    }
+    if rest.is_empty() {
+        return Ok(connection);
+    }
+    // Each locked row is waited for a little, and all of them together for no longer than this.
+    let each = (interval / 10) / u32::try_from(rest.len()).unwrap_or(u32::MAX);
+    limit_statements(&mut connection, each.max(Duration::from_millis(10))).await?;
+    for session in rest {
+        let sent_at = boot_time();
+        let renewed = sqlx::query_file_scalar!("sql/session/renew_one.sql", session.id().0)
+            .fetch_optional(&mut connection)
+            .await;
+        conclude(sessions, session, sent_at, renewed)?;
+    }
+    Ok(connection)
+}
+
+/// All sessions in one statement: those it renewed, and whether those it did not are locked or over
+/// (instead of the whole statement having waited in vain for one of them).
+async fn renew_all(
+    bmdb: &Bmdb,
+    connection: &mut PgConnection,
+    open: &[Session],
+) -> Result<(HashSet<Uuid>, bool), BmdbError> {
+    let ids: Vec<Uuid> = open.iter().map(|session| session.id().0).collect();
+    let renewed = if bmdb.dialect().skip_locked {
+        sqlx::query_file_scalar!("sql/session/renew.sql", &ids).fetch_all(connection).await
+    } else {
+        sqlx::query_file_scalar!("sql/session/renew_waiting.sql", &ids).fetch_all(connection).await
+    };
+    match renewed {
+        Ok(renewed) => Ok((renewed.into_iter().collect(), true)),
+        Err(sqlx::Error::Database(_)) => Ok((HashSet::new(), false)),
+        Err(error) => Err(error).doing(RENEWING),
+    }
+}
+
+/// One by one those that nobody has locked; returns the others.
+async fn renew_those_free<'s>(
+    sessions: &Sessions,
+    connection: &mut PgConnection,
+    rest: Vec<&'s Session>,
+) -> Result<Vec<&'s Session>, BmdbError> {
+    let mut locked = Vec::new();
+    for session in rest {
+        let sent_at = boot_time();
+        let renewed = sqlx::query_file_scalar!("sql/session/renew_nowait.sql", session.id().0)
+            .fetch_optional(&mut *connection)
+            .await;
+        match renewed {
+            Err(sqlx::Error::Database(_)) => locked.push(session),
+            renewed => conclude(sessions, session, sent_at, renewed)?,
+        }
+    }
+    Ok(locked)
+}
+
+/// What the answer to one session's renewal means. Fails when there was no answer.
+fn conclude(
+    sessions: &Sessions,
+    session: &Session,
+    sent_at: Duration,
+    renewed: Result<Option<Uuid>, sqlx::Error>,
+) -> Result<(), BmdbError> {
+    match renewed {
+        Ok(Some(_)) => session.renewed(sent_at),
+        Ok(None) => lose(sessions, session, "the database says it is over"),
+        Err(error @ sqlx::Error::Database(_)) => {
+            tracing::warn!(session = %session.id(), %error, "cannot renew a session; trying again");
+        }
+        Err(error) => return Err(error).doing(RENEWING),
+    }
+    Ok(())
+}
+
+async fn limit_statements(connection: &mut PgConnection, limit: Duration) -> Result<(), BmdbError> {
+    let limit = limit.as_millis().max(1).to_string();
+    sqlx::query_file!("sql/session/limit.sql", limit).fetch_one(connection).await.doing(RENEWING)?;
     Ok(())
 }
 
@@ -220,10 +329,12 @@ pub(crate) struct HeldRow {
 /// What the database says that these sessions hold.
 pub(crate) async fn rows_of(bmdb: &Bmdb, sessions: &[Session]) -> Result<Vec<HeldRow>, BmdbError> {
     let ids: Vec<Uuid> = sessions.iter().map(|session| session.id().0).collect();
-    let rows = sqlx::query_file!("sql/work/of_sessions.sql", &ids)
-        .fetch_all(bmdb.pool())
-        .await
-        .doing("reading what sessions hold")?;
+    let rows = bmdb
+        .statement("reading what sessions hold", move |pool| {
+            let ids = ids.clone();
+            Box::pin(async move { sqlx::query_file!("sql/work/of_sessions.sql", &ids).fetch_all(pool).await })
+        })
+        .await?;
     rows.into_iter()
         .filter(|row| row.held)
         .map(|row| {

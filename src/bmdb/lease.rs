@@ -26,6 +26,9 @@ pub struct NamedLease {
 
 impl Bmdb {
     /// Takes the lease if it is free; `None` when somebody else holds it or the session is over.
+    ///
+    /// A session that holds it already gets it with a higher fence: the answer to the first taking
+    /// may have been lost.
     pub async fn take_lease(
         &self,
         session: &Session,

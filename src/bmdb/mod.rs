@@ -30,6 +30,7 @@ pub mod claim;
 pub mod connection;
 pub mod error;
 pub mod facts;
+pub mod fleet;
 #[cfg(feature = "shepherd")]
 pub mod group_commit;
 #[cfg(feature = "shepherd")]

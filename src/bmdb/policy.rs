@@ -26,10 +26,11 @@ impl Bmdb {
 
     /// Reads the policy, remembers it, and returns its version.
     pub async fn read_policy(&self) -> Result<i64, BmdbError> {
-        let row = sqlx::query_file!("sql/policy/read.sql")
-            .fetch_one(self.pool())
-            .await
-            .doing("reading the policy")?;
+        let row = self
+            .statement("reading the policy", |pool| {
+                Box::pin(async move { sqlx::query_file!("sql/policy/read.sql").fetch_one(pool).await })
+            })
+            .await?;
         self.remember_policy(row.version, parse(row.document)?);
         Ok(row.version)
     }

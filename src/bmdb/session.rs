@@ -207,13 +207,21 @@ impl Sessions {
     pub async fn close(&self, session: &Session, reason: &str) -> Result<(), BmdbError> {
         let (id, reason) = (session.id(), reason.to_owned());
         let why = reason.clone();
+        // Two statements: one that waits for the row and looks for work at once would see the row
+        // as it is and the work as it was, and close the session under a claim that has not
+        // committed yet.
         let closed = self
             .inner
             .bmdb
-            .statement("closing a session", move |pool| {
+            .transact("closing a session", move |tx| {
                 let why = why.clone();
                 Box::pin(async move {
-                    sqlx::query_file!("sql/session/close.sql", id.0, why).fetch_optional(pool).await
+                    let what = "closing a session";
+                    sqlx::query_file!("sql/session/lock.sql", id.0)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .doing(what)?;
+                    sqlx::query_file!("sql/session/close.sql", id.0, why).fetch_optional(tx).await.doing(what)
                 })
             })
             .await;

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::schedule::{DueRow, differs, lock, reschedule};
@@ -62,10 +62,14 @@ impl Bmdb {
 
     async fn due_rows(&self, snapshots: &[Snapshot]) -> Result<HashMap<MachineId, Vec<DueRow>>, BmdbError> {
         let ids: Vec<uuid::Uuid> = snapshots.iter().map(|snapshot| snapshot.facts.machine.0).collect();
-        let found = sqlx::query_file!("sql/schedule/page.sql", &ids)
-            .fetch_all(self.pool())
-            .await
-            .doing("reading a page of the schedule")?;
+        let found = self
+            .statement("reading a page of the schedule", move |pool| {
+                let ids = ids.clone();
+                Box::pin(
+                    async move { sqlx::query_file!("sql/schedule/page.sql", &ids).fetch_all(pool).await },
+                )
+            })
+            .await?;
         let mut rows: HashMap<MachineId, Vec<DueRow>> = HashMap::new();
         for row in found {
             // A newer release's row is not ours to judge: it is left out on both sides.

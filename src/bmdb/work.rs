@@ -21,6 +21,7 @@ use crate::bmdb::change::{FactChange, apply};
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
+use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::{lock, reschedule, tell};
 use crate::bmdb::session::{Abandoned, LiveWork, Session, Sessions, guard, lock as lock_mutex};
 use crate::model::backoff::{Backoff, BackoffFact};
@@ -251,10 +252,17 @@ impl Work {
     async fn became_of_end(&self) -> Result<Became, BmdbError> {
         let lease = self.lease();
         let what = "looking up how a work item ended";
-        let end = sqlx::query_file!("sql/work/own_end.sql", self.machine.0, lease.lane.as_str(), lease.fence)
-            .fetch_optional(self.bmdb().pool())
-            .await
-            .doing(what)?;
+        let machine = self.machine.0;
+        let end = self
+            .bmdb()
+            .statement(what, move |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("sql/work/own_end.sql", machine, lease.lane.as_str(), lease.fence)
+                        .fetch_optional(pool)
+                        .await
+                })
+            })
+            .await?;
         Ok(match end {
             None => Became::StillHeld,
             Some(row) => {
@@ -317,7 +325,9 @@ async fn end_in_database(
                 }
                 Ending::Failed { mut changes, cause, backoff, roll } => {
                     let before = read(tx, machine).await?;
-                    let policy = bmdb.policy().1;
+                    // By the row, not by what was read of it last: a process that has only just
+                    // connected knows nothing but the defaults.
+                    let policy = policy_of_version(&bmdb, tx, before.policy_version).await?;
                     let backoff = backoff.unwrap_or_else(|| policy.backoff_of(process));
                     let previous = before.facts.backoffs.get(&process);
                     let fact =

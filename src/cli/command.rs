@@ -6,6 +6,9 @@ use crate::cli::output::Format;
 use crate::model::facts::HoldScope;
 use crate::model::phase::Phase;
 
+/// Heading of the flags that every command takes.
+const EVERYWHERE: &str = "Everywhere";
+
 /// The command line of `shepherdctl`.
 #[derive(Debug, Parser)]
 #[command(
@@ -34,7 +37,8 @@ pub struct Cli {
         value_name = "URL",
         env = "SHEPHERD_BMDB_URL",
         hide_env_values = true,
-        global = true
+        global = true,
+        help_heading = EVERYWHERE
     )]
     pub bmdb_url: Option<String>,
 
@@ -43,14 +47,16 @@ pub struct Cli {
         long = "bmdb_dialect",
         value_name = "DIALECT",
         env = "SHEPHERD_BMDB_DIALECT",
+        hide_env_values = true,
         default_value = "skip-locked",
         global = true,
-        hide_short_help = true
+        hide_short_help = true,
+        help_heading = EVERYWHERE
     )]
     pub bmdb_dialect: String,
 
     /// How to answer
-    #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true)]
+    #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true, help_heading = EVERYWHERE)]
     pub output: Format,
 
     /// What to do

@@ -245,7 +245,7 @@ fn waits(title: &str, waits: &[Wait], now: Timestamp, width: Option<usize>) -> S
     let lines: Vec<(String, String)> = waits
         .iter()
         .map(|wait| {
-            let state = if wait.active { "until" } else { "over" };
+            let state = if wait.active { "ends" } else { "ended" };
             let failures =
                 wait.failures.zip(wait.last_interval_seconds).map_or_else(String::new, |(count, last)| {
                     let interval = Span::seconds(last);

@@ -37,7 +37,8 @@ pub async fn machines(bmdb: &Bmdb, filters: &Machines, format: Format) -> Result
                 let now = inspect::now(tx).await?;
                 let mut machines: Vec<MachineLine> = Vec::new();
                 for (phase, provider) in inspect::classes(tx).await? {
-                    let asked = (phases.is_empty() || phases.contains(&phase))
+                    let asked = (phases.is_empty()
+                        || phases.iter().any(|asked| asked.eq_ignore_ascii_case(&phase)))
                         && (wanted.is_empty() || wanted.contains(&provider));
                     let Some(mut from) = start_of(&phase, &provider, after.as_ref()).filter(|_| asked) else {
                         continue;

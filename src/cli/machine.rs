@@ -36,6 +36,7 @@ pub async fn find(bmdb: &Bmdb, text: &str) -> Result<MachineName, CliError> {
                 if found.is_empty() && Uuid::try_parse(&wanted).is_err() {
                     let id = wanted.rsplit('/').next().unwrap_or_default();
                     near = machines_near(tx, beginning(id), CANDIDATES).await?;
+                    near.retain(|name| is_near(name, beginning(id)));
                 }
                 Ok((found, near))
             })
@@ -73,6 +74,11 @@ fn id_range(text: &str) -> Option<(Uuid, Uuid)> {
 fn beginning(id: &str) -> &str {
     let keep = id.chars().count().saturating_sub(2);
     id.char_indices().nth(keep).map_or("", |(end, _)| &id[..end])
+}
+
+/// Machines are read from a place in the order of names on; those that begin otherwise are no neighbours.
+fn is_near(name: &MachineName, beginning: &str) -> bool {
+    !beginning.is_empty() && name.provider_id.as_ref().is_some_and(|id| id.starts_with(beginning))
 }
 
 fn unknown(text: &str, near: &[MachineName]) -> String {

@@ -15,7 +15,7 @@ use crate::cli::command::{AllowHostKey, Hold as HoldArguments, Release, Retry};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::{find, id_of};
-use crate::cli::output::{Format, both};
+use crate::cli::output::{Format, absolute, both};
 use crate::model::facts::{Hold, HoldScope, MachineFacts};
 use crate::model::process::{Lane, Process};
 use crate::model::time::{Span, Timestamp, after};
@@ -130,14 +130,17 @@ fn plan_hold(
     let hold = Hold { scope, reason: reason.to_owned(), by: who.to_owned(), until };
     let replaced = if snapshot.facts.hold.is_some() { ", in place of an earlier hold" } else { "" };
     let detail = match until {
-        Some(at) => format!("{} until {at}, {}", scope.as_str(), by(who, Some(reason))),
+        Some(at) => format!("{} until {}, {}", scope.as_str(), absolute(at), by(who, Some(reason))),
         None => format!("{}, {}", scope.as_str(), by(who, Some(reason))),
     };
     Done::changed(
         vec![FactChange::Held(hold)],
         "Held",
         detail,
-        format!("is held ({}) {ends}{replaced}; work under way is told to stop", scope.as_str()),
+        format!(
+            "is held ({}) {ends}{replaced}; work under way that this covers is told to stop",
+            scope.as_str()
+        ),
     )
 }
 

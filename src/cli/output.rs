@@ -131,17 +131,17 @@ pub fn rough(span: Duration) -> String {
     }
 }
 
-/// How far `at` is from `now`: `3m ago`, `in 5m`, `now`.
+/// How far `at` is from `now`: `3m ago`, `in 5m`, `just now`.
 #[must_use]
 pub fn relative(at: Timestamp, now: Timestamp) -> String {
     if at > now {
         match between(now, at) {
-            moment if moment < Duration::from_secs(1) => "now".to_owned(),
+            moment if moment < Duration::from_secs(1) => "at once".to_owned(),
             span => format!("in {}", rough(span)),
         }
     } else {
         match between(at, now) {
-            moment if moment < Duration::from_secs(1) => "now".to_owned(),
+            moment if moment < Duration::from_secs(1) => "just now".to_owned(),
             span => format!("{} ago", rough(span)),
         }
     }
@@ -186,10 +186,10 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_before_after_or_now() {
+    fn moments_are_before_after_or_just_now() {
         assert_eq!(relative(at(-61), at(0)), "1m01s ago");
         assert_eq!(relative(at(300), at(0)), "in 5m");
-        assert_eq!(relative(at(0), at(0)), "now");
+        assert_eq!(relative(at(0), at(0)), "just now");
         assert_eq!(both(at(300), at(0)), "in 5m (2027-01-15 08:05:00 UTC)");
     }
 

@@ -230,7 +230,7 @@ fn working(lane: &LaneView, now: Timestamp) -> Option<String> {
         (None, Some(at)) if at <= now => {
             format!("expired {}, so that this is about to be freed", relative(at, now))
         }
-        (None, Some(at)) => format!("renewed until {}", relative(at, now)),
+        (None, Some(at)) => format!("ends {} unless it is renewed", relative(at, now)),
         (None, None) => "not known".to_owned(),
     };
     Some(format!(
@@ -246,7 +246,9 @@ fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
     let facts = &view.snapshot.facts;
     let mut notes = Vec::new();
     notes.extend(facts.recovery.as_ref().map(|recovery| ladder(recovery, &view.policy, now)));
-    if let Some((offered, pinned, at)) = refused(view.host_keys.as_ref()) {
+    if let Some((offered, pinned, at)) = refused(view.host_keys.as_ref())
+        && !(due.reason.contains(&offered) && due.reason.contains(&pinned))
+    {
         notes.push(format!(
             "{} it offered the SSH host key {offered}, and {pinned} is pinned: it was reinstalled or replaced, or \
              something else answers at its address",
@@ -255,17 +257,7 @@ fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
     }
     notes.extend(hold_of(facts, due, now));
     notes.extend(silence(facts, due, now));
-    for brake in &view.brakes {
-        let ours = facts.provided.as_ref().is_some_and(|provided| provided.provider == brake.scope);
-        if ours || brake.scope == "*" {
-            notes.push(format!(
-                "a brake on {} is on for {}: {}",
-                brake.kind,
-                rough_since(brake.engaged_at, now),
-                brake.reason
-            ));
-        }
-    }
+    notes.extend(brakes(view, due, now));
     if let Some(lane) = lane_of(view, Lane::Access) {
         notes.extend(losses(lane, now));
         notes.extend(disagreement(lane, due, view.snapshot.policy_version));
@@ -282,16 +274,34 @@ fn ladder(recovery: &Recovery, policy: &Policy, now: Timestamp) -> String {
     let began = both(recovery.started_at, now);
     match (&recovery.acted, policy.rung(recovery.rung)) {
         (Some(acted), Some(rung)) => format!(
-            "recovery began {began}; step {} of {}, try {} of {}: {} to {}",
+            "recovery began {began}; it is at step {} of {} ({}), try {} of {}, begun {}",
             recovery.rung + 1,
             policy.ladder.len(),
+            acted.step,
             recovery.tries,
             rung.tries,
             relative(acted.at, now),
-            acted.step.phrase(),
         ),
         _ => format!("recovery began {began}; nothing was done yet"),
     }
+}
+
+/// Brakes over this machine. A reason that is being waited for anyhow is not told twice.
+fn brakes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
+    let ours = view.snapshot.facts.provided.as_ref().map(|provided| provided.provider.as_str());
+    let over_it = view.brakes.iter().filter(|brake| brake.scope == "*" || ours == Some(&brake.scope));
+    over_it
+        .map(|brake| {
+            let whose = if brake.scope == "*" { "all machines" } else { &brake.scope };
+            let why = brake.reason.trim_start_matches("brake: ");
+            let why = if due.reason.contains(why) { String::new() } else { format!(": {why}") };
+            format!(
+                "the {} brake of {whose} has been on for {}{why}",
+                brake.kind,
+                rough_since(brake.engaged_at, now)
+            )
+        })
+        .collect()
 }
 
 /// Offered, pinned, when.
@@ -330,7 +340,7 @@ fn losses(lane: &LaneView, now: Timestamp) -> Option<String> {
         losses => format!("{losses} times in a row"),
     };
     let pause = lane.not_before.filter(|at| *at > now).map_or_else(String::new, |at| {
-        format!("; nobody claims it before {}, because what they began may still be under way", both(at, now))
+        format!("; nobody claims it until {}, because what they began may still be under way", absolute(at))
     });
     Some(format!("whoever worked on it was lost {times} (crashed, or cut off from the database){pause}"))
 }
@@ -422,19 +432,21 @@ pub fn render(why: &Why, width: Option<usize>) -> String {
     for work in &why.work {
         add("under way", work.clone());
     }
-    add("waits for", why.waits_for.clone());
-    add("next", next_line(why));
+    add("why", why.waits_for.clone());
+    if let Some(next) = next_line(why) {
+        add("next", next);
+    }
     if let Some(deadline) = &why.deadline {
         add("deadline", format!("{}; then {}", both(deadline.at, now), deadline.then));
     }
     for failure in &why.failures {
-        let times = if failure.count == 1 { "once".to_owned() } else { format!("{} times", failure.count) };
+        let times =
+            if failure.count == 1 { "once".to_owned() } else { format!("{} times in a row", failure.count) };
         let wait = Span(Duration::from_secs(failure.next_wait_seconds));
-        add(
-            "failed",
-            format!("{} {times} in a row; after another failure it waits about {wait}", failure.process),
-        );
-        add("last error", failure.cause.clone());
+        add("failed", format!("{} {times}; after another failure it waits about {wait}", failure.process));
+        if !why.waits_for.contains(&failure.cause) {
+            add("last error", failure.cause.clone());
+        }
     }
     for note in &why.notes {
         add("note", note.clone());
@@ -451,15 +463,17 @@ pub fn render(why: &Why, width: Option<usize>) -> String {
     text
 }
 
-fn next_line(why: &Why) -> String {
-    match &why.next {
-        None => "nothing happens by time alone".to_owned(),
-        Some(next) if next.at > why.at => format!("{} {}", next.process, both(next.at, why.at)),
-        Some(next) if why.work.iter().any(|work| work.starts_with(next.process)) => {
-            format!("{} is under way", next.process)
-        }
-        Some(next) => format!("{} as soon as a worker is free; due {}", next.process, both(next.at, why.at)),
+/// What happens next, unless that is under way and was said.
+fn next_line(why: &Why) -> Option<String> {
+    let Some(next) = &why.next else { return Some("nothing happens by time alone".to_owned()) };
+    if why.work.iter().any(|work| work.starts_with(next.process)) {
+        return None;
     }
+    Some(if next.at > why.at {
+        format!("{} {}", next.process, both(next.at, why.at))
+    } else {
+        format!("{} as soon as a worker is free; due {}", next.process, both(next.at, why.at))
+    })
 }
 
 #[cfg(test)]

@@ -189,10 +189,14 @@ impl Pace {
         let pause = match next {
             // Due, and yet nothing could be claimed: it waits out a loss, or is another shepherd's.
             Next::Due => self.poll,
-            Next::In(wait) if self.notified => wait.min(ceiling),
-            Next::In(wait) => wait.min(self.poll),
-            Next::Never if self.notified => ceiling,
-            Next::Never => self.poll,
+            Next::In(wait) => wait.min(if self.notified { ceiling } else { self.poll }),
+            Next::Never => {
+                if self.notified {
+                    ceiling
+                } else {
+                    self.poll
+                }
+            }
         };
         self.poll = (self.poll * 2).min(if self.notified { Duration::from_secs(1) } else { POLL.1 });
         pause.mul_f64(0.9 + 0.2 * rand::random::<f64>())

@@ -31,6 +31,7 @@ use crate::service::run::{OpenDatabase, Running, database_failure, open_database
 use crate::service::scratch::Scratch;
 
 /// How the demo is run.
+#[expect(clippy::doc_markdown, reason = "the documentation of each is its help text, which shows no marks")]
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct DemoFlags {
@@ -398,26 +399,23 @@ Ctrl-C ends the demo and removes everything it made.
 }
 
 async fn rest(bmdb: &Bmdb, demo: &DemoFlags, ready: i64, unseen: i64) -> Failure {
-    let mut sentence =
-        format!("only {ready} of {} machines were Ready after {}", demo.machines, demo.deadline);
+    let mut lines =
+        vec![format!("only {ready} of {} machines were Ready after {}", demo.machines, demo.deadline)];
     match bmdb.not_ready(EXPLAINED).await {
-        Ok(waiting) => {
-            for machine in waiting {
-                sentence.push_str(&format!("\n  {}: {}: {}", machine.name, machine.phase, machine.reason));
-                if let Some(cause) = machine.cause.filter(|cause| !machine.reason.contains(cause.as_str())) {
-                    sentence.push_str(&format!("; last failure: {cause}"));
-                }
-                sentence.push_str(&format!(" ({})", machine.decided_at));
-            }
-        }
-        Err(error) => sentence.push_str(&format!("; cannot say why: {error}")),
+        Ok(waiting) => lines.extend(waiting.into_iter().map(|machine| {
+            let cause = machine.cause.filter(|cause| !machine.reason.contains(cause.as_str()));
+            let cause = cause.map_or_else(String::new, |cause| format!("; last failure: {cause}"));
+            format!(
+                "  {}: {}: {}{cause} ({})",
+                machine.name, machine.phase, machine.reason, machine.decided_at
+            )
+        })),
+        Err(error) => lines.push(format!("  cannot say why: {error}")),
     }
     if unseen > 0 {
-        sentence.push_str(&format!(
-            "\n  {unseen} more: not in the database yet; the provisioner has not come to them"
-        ));
+        lines.push(format!("  {unseen} more: not in the database yet; the provisioner has not come to them"));
     }
-    Failure::failed(sentence)
+    Failure::failed(lines.join("\n"))
 }
 
 /// A bar on a terminal, lines elsewhere.

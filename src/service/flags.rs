@@ -8,6 +8,11 @@
 //! Flags that decide when and how machines are treated only *write* the policy
 //! in the BMDB, and only when they are given: see `model/policy.rs`.
 
+#![expect(
+    clippy::doc_markdown,
+    reason = "the documentation of each flag is its help text, which shows no marks"
+)]
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 

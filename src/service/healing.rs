@@ -31,20 +31,18 @@ impl Healing {
         for machine in machines {
             let before = self.last.remove(&machine.name).filter(|before| before.phase != machine.phase);
             if let Some(before) = before {
-                let mut line = format!("  {}  {} → {}", machine.name, before.phase, machine.phase);
-                if machine.phase == ready {
+                let more = if machine.phase == ready {
                     self.returned += 1;
-                    if let Some(since) = self.away.remove(&machine.name) {
-                        line.push_str(&format!(", back after {}", seconds(now.duration_since(since))));
-                    }
+                    let since = self.away.remove(&machine.name);
+                    since.map_or_else(String::new, |since| format!(", back after {}", seconds(now - since)))
                 } else {
                     if before.phase == ready {
                         self.left += 1;
                         self.away.insert(machine.name.clone(), now);
                     }
-                    line.push_str(&format!(": {}", shortened(&machine.reason)));
-                }
-                lines.push(line);
+                    format!(": {}", shortened(&machine.reason))
+                };
+                lines.push(format!("  {}  {} → {}{more}", machine.name, before.phase, machine.phase));
             }
             next.insert(machine.name.clone(), machine);
         }

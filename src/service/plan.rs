@@ -208,7 +208,7 @@ fn check_endpoint(endpoint: &str) -> Result<(), Failure> {
         }
         None => !host.is_empty() && !host.contains(['/', ':', '@', ' ']),
     };
-    if !host_is_right || port.parse::<u16>().ok().filter(|port| *port > 0).is_none() {
+    if !host_is_right || port.parse::<u16>().ok().is_none_or(|port| port == 0) {
         return Err(wrong());
     }
     Ok(())

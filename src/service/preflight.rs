@@ -80,6 +80,7 @@ pub async fn inspect(plan: &ServicePlan, unanswered: Unanswered) -> Result<Vec<S
 }
 
 /// A server's failure as an exit: what the caller got wrong, or what failed.
+#[must_use]
 pub fn server_failure(error: &ServerError) -> Failure {
     let sentence = error.to_string();
     match error {

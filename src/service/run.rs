@@ -119,6 +119,7 @@ async fn private_server(
     Ok((settings, url, server))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "stands where `map_err` hands the error over")]
 fn postgres_failure(error: PrivatePostgresError) -> Failure {
     let sentence = error.to_string();
     match error {
@@ -131,6 +132,8 @@ fn postgres_failure(error: PrivatePostgresError) -> Failure {
 }
 
 /// A database's failure as an exit: what the caller got wrong, or what failed.
+#[expect(clippy::needless_pass_by_value, reason = "stands where `map_err` hands the error over")]
+#[must_use]
 pub fn database_failure(error: BmdbError) -> Failure {
     let sentence = match &error {
         BmdbError::Unreachable { .. } => {

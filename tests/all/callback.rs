@@ -1,1 +1,592 @@
+//! The callback server, spoken to over real TLS on the loopback address.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, RootCertStore, SignatureScheme};
+use shepherd::proto::agent::v1::installation_report::Result as Installed;
+use shepherd::proto::agent::v1::{InstallationReport, InstallationSuccess};
+use shepherd::proto::hardware::v1::{Cpu, HardwareReport, Memory};
+use shepherd::roleserver::agent::{Agent, ignore};
+use shepherd::roleserver::clock::HostClock;
+use shepherd::roleserver::enrolment::Settings;
+use shepherd::server::callback_server::CallbackServer;
+use sqlx::PgPool;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::harness::callback::{
+    Client, Listener, TestAgent, events, phase, provided, rows, say, settings, until,
+};
+use crate::harness::postgres::TestDatabase;
+
+/// A listener with its database and the directory of its key.
+struct World {
+    database: TestDatabase,
+    directory: tempfile::TempDir,
+    pool: PgPool,
+    listener: Listener,
+}
+
+impl World {
+    async fn new(name: &str) -> anyhow::Result<Self> {
+        let database = TestDatabase::create(name).await?;
+        let directory = tempfile::tempdir()?;
+        let listener = Listener::start(&database, settings(directory.path())?).await?;
+        let pool = database.pool().await?;
+        Ok(Self { database, directory, pool, listener })
+    }
+
+    async fn agent(&self) -> anyhow::Result<(TestAgent, Client)> {
+        let agent = TestAgent::new(&self.pool, &self.listener.bmdb).await?;
+        let client = agent.connect(&self.listener.server).await?;
+        Ok((agent, client))
+    }
+}
+
+fn refused(answer: Result<impl std::fmt::Debug, Status>) -> anyhow::Result<(Code, String)> {
+    let status = answer.err().context("it was not refused")?;
+    Ok((status.code(), status.message().to_owned()))
+}
+
+fn report() -> HardwareReport {
+    HardwareReport {
+        manufacturer: "ACME".to_owned(),
+        product: "Server\u{0} 9".to_owned(),
+        memory: Some(Memory { installed_bytes: 64 << 30, usable_ratio: 0.9 }),
+        cpus: vec![Cpu { threads: 32, ..Cpu::default() }],
+        ..HardwareReport::default()
+    }
+}
+
+#[tokio::test]
+async fn agent_and_server_have_their_whole_conversation() -> anyhow::Result<()> {
+    let world = World::new("conversation").await?;
+    let (agent, mut client) = world.agent().await?;
+    let first = say(&mut client, agent.heartbeat(10)).await?;
+    assert!(first.wants_hardware_report && first.installation_request.is_none());
+    assert_eq!(first.endpoints, world.listener.server.endpoints);
+    assert_eq!(first.ca_certificates, world.listener.server.ca_certificates);
+    assert_eq!(first.heartbeat_interval_seconds, 30);
+    assert_eq!(phase(&world.pool, agent.machine).await?, "Ready");
+
+    let mut with_report = agent.heartbeat(20);
+    with_report.hardware_report = Some(report());
+    assert!(!say(&mut client, with_report).await?.wants_hardware_report);
+    let stored: (String, String, i64, i64) = sqlx::query_as(
+        "SELECT manufacturer, product, memory_bytes, cpu_threads FROM machine_hardware_report WHERE machine_id = $1",
+    )
+    .bind(agent.machine.0)
+    .fetch_one(&world.pool)
+    .await?;
+    assert_eq!(stored, ("ACME".to_owned(), "Server 9".to_owned(), 64 << 30, 32));
+    assert!(!say(&mut client, agent.heartbeat(30)).await?.wants_hardware_report);
+
+    sqlx::query("INSERT INTO machine_os_installation_request VALUES ($1, 4, 'https://a/b', '\\x01', clock_timestamp())")
+        .bind(agent.machine.0)
+        .execute(&world.pool)
+        .await?;
+    let asked = say(&mut client, agent.heartbeat(40)).await?.installation_request.context("nothing asked")?;
+    assert_eq!((asked.generation, asked.artefact_url.as_str()), (4, "https://a/b"));
+    let mut late = agent.heartbeat(50);
+    late.installation_report =
+        Some(InstallationReport { generation: 3, result: Some(Installed::Success(InstallationSuccess {})) });
+    assert!(say(&mut client, late.clone()).await?.installation_request.is_some());
+    let mut done = late;
+    done.seq = 60;
+    done.installation_report =
+        Some(InstallationReport { generation: 4, result: Some(Installed::Success(InstallationSuccess {})) });
+    assert!(say(&mut client, done).await?.installation_request.is_none());
+    assert_eq!(phase(&world.pool, agent.machine).await?, "Installed");
+
+    // Another start of the agent, then another boot.
+    let agent = TestAgent { incarnation: Uuid::new_v4().to_string(), ..agent };
+    assert!(say(&mut client, agent.heartbeat(70)).await?.wants_hardware_report);
+    let agent = TestAgent { boot_id: Uuid::new_v4().to_string(), ..agent };
+    say(&mut client, agent.heartbeat(5)).await?;
+    let told = events(&world.pool, agent.machine).await?;
+    for event in ["FirstHeartbeat", "LateInstallationReport", "Booted"] {
+        assert!(told.iter().any(|told| told == event), "{event} is missing in {told:?}");
+    }
+    world.listener.stop().await
+}
+
+#[tokio::test]
+async fn repetition_is_answered_the_same_and_what_is_older_changes_nothing() -> anyhow::Result<()> {
+    let world = World::new("repetition").await?;
+    let (agent, mut client) = world.agent().await?;
+    say(&mut client, agent.heartbeat(10)).await?;
+    let mut heartbeat = agent.heartbeat(20);
+    heartbeat.hardware_report = Some(report());
+    let answer = say(&mut client, heartbeat.clone()).await?;
+    let before = rows(&world.pool, agent.machine).await?;
+    assert_eq!(say(&mut client, heartbeat).await?, answer);
+    assert_eq!(say(&mut client, agent.heartbeat(20)).await?, answer);
+    let stale = (Code::FailedPrecondition, "a heartbeat newer than this one is already stored".to_owned());
+    assert_eq!(refused(say(&mut client, agent.heartbeat(19)).await)?, stale);
+    let mut older = agent.heartbeat(19);
+    older.hardware_report = Some(HardwareReport::default());
+    assert_eq!(refused(say(&mut client, older).await)?, stale);
+    assert_eq!(rows(&world.pool, agent.machine).await?, before);
+
+    let last_boot = agent.boot_id.clone();
+    let rebooted = TestAgent { boot_id: Uuid::new_v4().to_string(), ..agent };
+    say(&mut client, rebooted.heartbeat(1)).await?;
+    let before = rows(&world.pool, rebooted.machine).await?;
+    let mut of_last_boot = rebooted.heartbeat(99);
+    of_last_boot.boot_id = last_boot;
+    assert_eq!(refused(say(&mut client, of_last_boot).await)?, stale);
+    assert_eq!(rows(&world.pool, rebooted.machine).await?, before);
+    world.listener.stop().await
+}
+
+#[tokio::test]
+async fn foreign_heartbeats_are_refused_in_the_same_words_at_the_same_time() -> anyhow::Result<()> {
+    let world = World::new("foreign").await?;
+    let (mine, mut client) = world.agent().await?;
+    let (other, mut others_client) = world.agent().await?;
+    say(&mut others_client, other.heartbeat(10)).await?;
+    let bare = provided(&world.pool).await?;
+    let before = rows(&world.pool, other.machine).await?;
+    let nobody = Uuid::new_v4().to_string();
+    let mut seen = Vec::new();
+    for machine in [nobody, other.machine.to_string(), bare.to_string()] {
+        for seq in [5, 10, 15] {
+            let mut heartbeat = mine.heartbeat(seq);
+            heartbeat.machine_id.clone_from(&machine);
+            heartbeat.boot_id.clone_from(&other.boot_id);
+            let called = Instant::now();
+            let status = say(&mut client, heartbeat).await.err().context("it was not refused")?;
+            assert!(called.elapsed() >= Duration::from_millis(240), "{:?}", called.elapsed());
+            let mut headers = status.metadata().clone();
+            headers.remove("date");
+            seen.push(format!("{:?} {} {:?} {headers:?}", status.code(), status.message(), status.details()));
+        }
+    }
+    seen.dedup();
+    assert_eq!(seen.len(), 1, "{seen:#?}");
+    assert!(seen[0].starts_with("Unauthenticated machine id and key do not belong together"), "{seen:?}");
+    assert_eq!(rows(&world.pool, other.machine).await?, before);
+    assert_eq!(phase(&world.pool, bare).await?, "New");
+    world.listener.stop().await
+}
+
+#[tokio::test]
+async fn malformed_and_oversized_heartbeats_are_refused_and_change_nothing() -> anyhow::Result<()> {
+    let world = World::new("malformed").await?;
+    let (agent, mut client) = world.agent().await?;
+    say(&mut client, agent.heartbeat(10)).await?;
+    let before = rows(&world.pool, agent.machine).await?;
+    let mut odd = agent.heartbeat(20);
+    odd.machine_id = "machine-1".to_owned();
+    let said = "machine_id is no UUID in hyphenated lower case".to_owned();
+    assert_eq!(refused(say(&mut client, odd).await)?, (Code::InvalidArgument, said));
+    let with_report_of = |bytes: usize| {
+        let mut large = agent.heartbeat(20);
+        large.hardware_report =
+            Some(HardwareReport { warnings: vec!["w".repeat(bytes)], ..HardwareReport::default() });
+        large
+    };
+    let said = "hardware_report is larger than 1 MiB".to_owned();
+    let answer = say(&mut client, with_report_of(1_200_000)).await;
+    assert_eq!(refused(answer)?, (Code::InvalidArgument, said));
+    let (code, _) = refused(say(&mut client, with_report_of(3_000_000)).await)?;
+    assert_eq!(code, Code::OutOfRange);
+    assert_eq!(rows(&world.pool, agent.machine).await?, before);
+    say(&mut client, with_report_of(900_000)).await?;
+    world.listener.stop().await
+}
+
+#[tokio::test]
+async fn agent_that_calls_too_often_is_told_so_and_no_other_is() -> anyhow::Result<()> {
+    let database = TestDatabase::create("too_often").await?;
+    let directory = tempfile::tempdir()?;
+    let mut slow = settings(directory.path())?;
+    slow.agent_rate = "1h,3".parse()?;
+    let listener = Listener::start(&database, slow).await?;
+    let pool = database.pool().await?;
+    let agent = TestAgent::new(&pool, &listener.bmdb).await?;
+    let mut client = agent.connect(&listener.server).await?;
+    for seq in 1..=3 {
+        say(&mut client, agent.heartbeat(seq)).await?;
+    }
+    let (code, _) = refused(say(&mut client, agent.heartbeat(4)).await)?;
+    assert_eq!(code, Code::ResourceExhausted);
+    let mut again = agent.connect(&listener.server).await?;
+    assert_eq!(refused(say(&mut again, agent.heartbeat(5)).await)?.0, Code::ResourceExhausted);
+    let other = TestAgent::new(&pool, &listener.bmdb).await?;
+    say(&mut other.connect(&listener.server).await?, other.heartbeat(1)).await?;
+    listener.stop().await
+}
+
+#[tokio::test]
+async fn without_its_database_the_server_says_that_it_is_away() -> anyhow::Result<()> {
+    let world = World::new("away").await?;
+    let (agent, mut client) = world.agent().await?;
+    say(&mut client, agent.heartbeat(1)).await?;
+    world.listener.bmdb.close().await;
+    let said = "the database is away; try again".to_owned();
+    assert_eq!(refused(say(&mut client, agent.heartbeat(2)).await)?, (Code::Unavailable, said));
+    world.listener.stop().await
+}
+
+/// Shows a certificate and signs with a key, whether they belong together or not.
+#[derive(Debug)]
+struct Shows(Arc<CertifiedKey>);
+
+impl rustls::client::ResolvesClientCert for Shows {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+/// Whether a peer that shows `chain` and signs with `pkcs8` gets to speak HTTP/2.
+async fn gets_in(
+    server: &CallbackServer,
+    chain: Vec<CertificateDer<'static>>,
+    pkcs8: &[u8],
+) -> anyhow::Result<bool> {
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pkcs8.to_vec()));
+    let key = rustls::crypto::ring::sign::any_supported_type(&key)?;
+    let mut config = builder(server, &rustls::version::TLS13)?
+        .with_client_cert_resolver(Arc::new(Shows(Arc::new(CertifiedKey::new(chain, key)))));
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    speaks(server, config).await
+}
+
+fn builder(
+    server: &CallbackServer,
+    version: &'static rustls::SupportedProtocolVersion,
+) -> anyhow::Result<rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>> {
+    let mut roots = RootCertStore::empty();
+    for authority in &server.ca_certificates {
+        roots.add(authority.clone().into())?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    Ok(ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[version])?
+        .with_root_certificates(roots))
+}
+
+async fn speaks(server: &CallbackServer, config: ClientConfig) -> anyhow::Result<bool> {
+    let stream = TcpStream::connect(server.local_addr).await?;
+    let name = ServerName::from(server.local_addr.ip());
+    let Ok(mut stream) = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    else {
+        return Ok(false);
+    };
+    // In TLS 1.3 a client learns only with the first byte it reads whether it was let in.
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let mut settings = [0; 9];
+    let talk = async {
+        stream.write_all(preface).await?;
+        stream.flush().await?;
+        stream.read_exact(&mut settings).await
+    };
+    let answered = tokio::time::timeout(Duration::from_secs(30), talk).await?;
+    Ok(answered.is_ok() && settings[3] == 4)
+}
+
+fn self_signed(key: &KeyPair) -> anyhow::Result<CertificateDer<'static>> {
+    Ok(CertificateParams::default().self_signed(key)?.der().clone())
+}
+
+#[tokio::test]
+async fn only_who_has_the_key_of_an_ed25519_certificate_gets_in() -> anyhow::Result<()> {
+    let world = World::new("gets_in").await?;
+    let server = &world.listener.server;
+    let (agent, _client) = world.agent().await?;
+    let certificate = agent.identity.certificate_der().clone();
+    let another = KeyPair::generate_for(&PKCS_ED25519)?;
+    let ecdsa = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let rsa = CertificateDer::from_pem_slice(include_bytes!("data/rsa_certificate.pem"))?;
+    let (own, other, wrong_kind) = (agent.identity.pkcs8(), another.serialized_der(), ecdsa.serialized_der());
+    assert!(gets_in(server, vec![certificate.clone()], own).await?, "its own key");
+    for (name, chain, key) in [
+        ("another's certificate", vec![certificate.clone()], other),
+        ("another's certificate with an ECDSA key", vec![certificate.clone()], wrong_kind),
+        ("an RSA certificate", vec![rsa], other),
+        ("an ECDSA certificate with its key", vec![self_signed(&ecdsa)?], wrong_kind),
+        ("an ECDSA certificate with an Ed25519 key", vec![self_signed(&ecdsa)?], other),
+        ("a chain", vec![certificate.clone(), self_signed(&another)?], own),
+        ("a chain of itself", vec![certificate.clone(), certificate.clone()], own),
+        ("no X.509 at all", vec![CertificateDer::from(vec![0x30, 0x82, 0xff, 0xff])], own),
+        ("an empty certificate", vec![CertificateDer::from(Vec::new())], own),
+        ("a huge certificate", vec![CertificateDer::from(vec![0x30; 60_000])], own),
+    ] {
+        assert!(!gets_in(server, chain, key).await?, "{name}");
+    }
+    let nothing = builder(server, &rustls::version::TLS13)?.with_no_client_auth();
+    assert!(!speaks(server, nothing).await?, "no certificate");
+    let old = builder(server, &rustls::version::TLS12)?
+        .with_client_auth_cert(vec![certificate.clone()], agent.identity.private_key())?;
+    assert!(!speaks(server, old).await?, "TLS 1.2");
+    until("all refusals are counted", async || {
+        let certificate =
+            world.listener.counted("shepherd_handshake_failures_total{reason=\"certificate\"}")?;
+        Ok(certificate >= 5)
+    })
+    .await?;
+    // What was refused left nothing behind that keeps others out.
+    assert!(gets_in(server, vec![certificate], own).await?);
+    world.listener.stop().await
+}
+
+/// Sends heartbeats over old and new connections; the times they took, ascending.
+async fn times(
+    world: &World,
+    agents: &mut [(TestAgent, Client)],
+    seq: &mut u64,
+) -> anyhow::Result<Vec<Duration>> {
+    let mut times = Vec::new();
+    for _ in 0..8 {
+        for (agent, client) in agents.iter_mut() {
+            *seq += 1;
+            let called = Instant::now();
+            say(client, agent.heartbeat(*seq)).await?;
+            times.push(called.elapsed());
+            *seq += 1;
+            let called = Instant::now();
+            say(&mut agent.connect(&world.listener.server).await?, agent.heartbeat(*seq)).await?;
+            times.push(called.elapsed());
+        }
+    }
+    times.sort_unstable();
+    Ok(times)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousand_half_open_handshakes_delay_no_heartbeat() -> anyhow::Result<()> {
+    let world = World::new("half_open").await?;
+    let mut agents = vec![world.agent().await?, world.agent().await?];
+    let mut seq = 0;
+    let quiet = times(&world, &mut agents, &mut seq).await?;
+    let mut half_open = Vec::new();
+    for number in 0..1000_u32 {
+        let mut stream = TcpStream::connect(world.listener.server.local_addr).await?;
+        if number % 2 == 0 {
+            // Half of a record's header: a handshake that has begun.
+            stream.write_all(&[0x16, 0x03]).await?;
+        }
+        half_open.push(stream);
+    }
+    until("the server has a thousand handshakes open", async || {
+        Ok(world.listener.counted("shepherd_handshakes_open")? >= 1000)
+    })
+    .await?;
+    let busy = times(&world, &mut agents, &mut seq).await?;
+    assert!(world.listener.counted("shepherd_handshakes_open")? >= 1000, "they ended before they mattered");
+    let (quiet, busy) = (quiet[quiet.len() * 9 / 10], busy[busy.len() * 9 / 10]);
+    assert!(busy <= quiet * 10, "quiet {quiet:?}, busy {busy:?}");
+    drop(half_open);
+    world.listener.stop().await
+}
+
+#[tokio::test]
+async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> anyhow::Result<()> {
+    let database = TestDatabase::create("slow").await?;
+    let directory = tempfile::tempdir()?;
+    let mut narrow = settings(directory.path())?;
+    narrow.limits.half_open.per_source = 8;
+    narrow.limits.handshake = Duration::from_secs(2);
+    let listener = Listener::start(&database, narrow).await?;
+    let pool = database.pool().await?;
+    let agent = TestAgent::new(&pool, &listener.bmdb).await?;
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        silent.push(TcpStream::connect(listener.server.local_addr).await?);
+    }
+    say(&mut agent.connect(&listener.server).await?, agent.heartbeat(1)).await?;
+    for mut stream in silent {
+        assert_eq!(
+            tokio::time::timeout(Duration::from_secs(30), stream.read(&mut [0])).await?.unwrap_or(0),
+            0
+        );
+    }
+    assert!(listener.counted("shepherd_handshake_failures_total{reason=\"gave-way\"}")? >= 32);
+    until("the others ran out of time", async || {
+        Ok(listener.counted("shepherd_handshake_failures_total{reason=\"timeout\"}")? > 0
+            && listener.counted("shepherd_handshakes_open")? == 0)
+    })
+    .await?;
+    listener.stop().await
+}
+
+#[tokio::test]
+async fn shepherds_of_one_bmdb_share_an_authority_and_know_each_other() -> anyhow::Result<()> {
+    let world = World::new("authority").await?;
+    let second = Listener::start(&world.database, settings(world.directory.path())?).await?;
+    let (first, second_server) = (&world.listener.server, &second.server);
+    assert_eq!(first.ca_certificates, second_server.ca_certificates);
+    assert_eq!(first.ca_certificates.len(), 1);
+    let (agent, _) = world.agent().await?;
+    let client = agent.connect(second_server).await?;
+    let mut both = [first.endpoints.clone(), second_server.endpoints.clone()].concat();
+    both.sort_unstable();
+    let next = std::sync::atomic::AtomicU64::new(1);
+    let next = || next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    until("an agent is told both endpoints", async || {
+        Ok(say(&mut client.clone(), agent.heartbeat(next())).await?.endpoints == both)
+    })
+    .await?;
+    let authority = first.ca_certificates.clone();
+    second.stop().await?;
+    world.listener.stop().await?;
+    let open: i64 = sqlx::query_scalar("SELECT count(*) FROM session WHERE closed_at IS NULL")
+        .fetch_one(&world.pool)
+        .await?;
+    assert_eq!(open, 0);
+    let again = Listener::start(&world.database, settings(world.directory.path())?).await?;
+    assert_eq!(again.server.ca_certificates, authority);
+    say(&mut agent.connect(&again.server).await?, agent.heartbeat(next())).await?;
+    again.stop().await?;
+
+    let elsewhere = tempfile::tempdir()?;
+    let wrong = Listener::start(&world.database, settings(elsewhere.path())?).await;
+    let said = wrong.err().context("another key opened the secret")?.to_string();
+    let said = said.replace(&elsewhere.path().display().to_string(), "DIRECTORY");
+    assert_eq!(
+        said,
+        "the secret \"agent-callback-ca\" in the BMDB was sealed with another key than the one in \
+         DIRECTORY/secrets.key; copy the key of the shepherd that made this BMDB to that path, or give its path \
+         with --secrets_key_path"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn port_in_use_is_said_with_its_flag() -> anyhow::Result<()> {
+    let world = World::new("port").await?;
+    let address = world.listener.server.local_addr;
+    let mut same = settings(world.directory.path())?;
+    same.listen_address = address;
+    let said = Listener::start(&world.database, same).await.err().context("two listen there")?.to_string();
+    assert_eq!(
+        said,
+        format!(
+            "cannot listen on {address}: another program listens there already; give another address with \
+             --agent_listen_address"
+        )
+    );
+    world.listener.stop().await
+}
+
+#[tokio::test]
+async fn stop_answers_what_is_under_way() -> anyhow::Result<()> {
+    let world = World::new("stop").await?;
+    let mut agents = Vec::new();
+    for _ in 0..8 {
+        agents.push(world.agent().await?);
+    }
+    let calls = agents.into_iter().map(|(agent, mut client)| {
+        tokio::spawn(async move {
+            let mut stored = 0;
+            for seq in 1.. {
+                match say(&mut client, agent.heartbeat(seq)).await {
+                    Ok(_) => stored = seq,
+                    Err(_) => break,
+                }
+            }
+            (agent.machine, stored)
+        })
+    });
+    let calls: Vec<_> = calls.collect();
+    until("heartbeats flow", async || {
+        Ok(world.listener.counted("shepherd_heartbeats_total{result=\"stored\"}")? > 40)
+    })
+    .await?;
+    world.listener.stop().await?;
+    for call in calls {
+        let (machine, stored) = call.await?;
+        let sequence: i64 =
+            sqlx::query_scalar("SELECT sequence FROM machine_agent_heartbeat WHERE machine_id = $1")
+                .bind(machine.0)
+                .fetch_one(&world.pool)
+                .await?;
+        // The answer to the last one may have been lost with the connection; none that was given is untrue.
+        assert!(stored > 0 && [0, 1].contains(&(sequence - i64::try_from(stored)?)), "{sequence} {stored}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn real_agent_is_heard_and_reports_its_hardware() -> anyhow::Result<()> {
+    let world = World::new("real_agent").await?;
+    let (agent, _) = world.agent().await?;
+    let server = &world.listener.server;
+    let real = Agent {
+        machine_id: agent.machine,
+        identity: agent.identity.clone(),
+        settings: Settings {
+            endpoints: server.endpoints.clone(),
+            ca_certificates: server.ca_certificates.clone(),
+            heartbeat_interval_seconds: 1,
+        },
+        fallback: None,
+        access_fence: 1,
+        incarnation: Uuid::new_v4(),
+        agent_version: "test".to_owned(),
+        clock: Arc::new(HostClock::read()?),
+        hardware: Arc::new(report),
+        observer: ignore(),
+    };
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(real.run(stop.clone()));
+    until("the agent's report is stored", async || {
+        let count: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM machine_hardware_report").fetch_one(&world.pool).await?;
+        Ok(count == 1)
+    })
+    .await?;
+    stop.cancel();
+    running.await?;
+    world.listener.stop().await
+}
+
+#[tokio::test]
+async fn metrics_and_health_are_shown() -> anyhow::Result<()> {
+    let world = World::new("metrics").await?;
+    let (agent, mut client) = world.agent().await?;
+    say(&mut client, agent.heartbeat(1)).await?;
+    let stop = CancellationToken::new();
+    let (bmdb, metrics) = (world.listener.bmdb.clone(), world.listener.metrics.clone());
+    let loopback = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    let shown = shepherd::server::metrics::serve_metrics(bmdb, metrics, loopback, stop.clone()).await?;
+    let address = shown.local_addr;
+    let get = async |path: &str| -> anyhow::Result<String> {
+        let mut stream = TcpStream::connect(address).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer)
+    };
+    let metrics = get("/metrics").await?;
+    assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{metrics}");
+    assert!(metrics.contains("\nshepherd_heartbeats_total{result=\"stored\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("\nshepherd_sessions_started_total{component=\"callback\"} 1\n"), "{metrics}");
+    assert!(metrics.ends_with("# EOF\n"));
+    assert!(get("/healthz").await?.ends_with("\r\n\r\nok\n"));
+    assert!(get("/else").await?.starts_with("HTTP/1.1 404"));
+    world.listener.bmdb.close().await;
+    let health = get("/healthz").await?;
+    assert!(
+        health.starts_with("HTTP/1.1 503") && health.ends_with("\r\n\r\nthe BMDB cannot be asked\n"),
+        "{health}"
+    );
+    stop.cancel();
+    shown.ended().await;
+    world.listener.stop().await
+}

@@ -102,11 +102,30 @@ impl Site {
 
     /// What the program says: exit code, standard output and standard error, masked.
     fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        transcript(&program(Some(self.database.url()), arguments)?)
+        transcript(&self.program(arguments)?.output()?)
+    }
+
+    /// The same on an endless line and with single spaces: for what holds host names, whose length
+    /// differs from host to host.
+    fn ask_wide(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let said = transcript(&self.program(arguments)?.env("COLUMNS", "2000").output()?)?;
+        let squeezed = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        Ok(squeezed.collect::<Vec<_>>().join("\n"))
+    }
+
+    fn program(&self, arguments: &[&str]) -> anyhow::Result<Command> {
+        let dialect = match Mode::of_this_run()? {
+            Mode::SkipLocked => "skip-locked",
+            Mode::Waiting => "waiting",
+            Mode::Serializable => "serializable",
+        };
+        let mut command = command(Some(self.database.url()), arguments);
+        command.env("SHEPHERD_BMDB_DIALECT", dialect);
+        Ok(command)
     }
 
     fn json(&self, arguments: &[&str]) -> anyhow::Result<serde_json::Value> {
-        let output = program(Some(self.database.url()), &[arguments, &["-o", "json"]].concat())?;
+        let output = self.program(&[arguments, &["-o", "json"]].concat())?.output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Ok(serde_json::from_slice(&output.stdout)?)
     }
@@ -142,23 +161,13 @@ impl Worker {
     }
 }
 
-fn program(url: Option<&str>, arguments: &[&str]) -> anyhow::Result<Output> {
-    command(url, arguments)?.output().context("shepherdctl")
-}
-
-fn command(url: Option<&str>, arguments: &[&str]) -> anyhow::Result<Command> {
+fn command(url: Option<&str>, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shepherdctl"));
     command.args(arguments).stdin(Stdio::null()).env_clear().env("USER", "kim").env("COLUMNS", "110");
-    let dialect = match Mode::of_this_run()? {
-        Mode::SkipLocked => "skip-locked",
-        Mode::Waiting => "waiting",
-        Mode::Serializable => "serializable",
-    };
-    command.env("SHEPHERD_BMDB_DIALECT", dialect);
     if let Some(url) = url {
         command.env("SHEPHERD_BMDB_URL", url);
     }
-    Ok(command)
+    command
 }
 
 /// Exit code (unless 0), then what was said, with what differs from run to run masked.
@@ -184,7 +193,11 @@ macro_rules! golden {
         settings.set_prepend_module_to_snapshot(false);
         settings.set_omit_expression(true);
         settings.add_filter(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "[uuid]");
-        settings.add_filter(r"(?m)^[0-9a-f]{8}  ", "[short]   ");
+        settings.add_filter(r"(?m)^[0-9a-f]{8} ", "[short]  ");
+        settings.add_filter(
+            &format!(r"(initializer|recoverer|updater) {} \d+ ", escaped(&host)),
+            "$1 [host] [pid] ",
+        );
         settings.add_filter(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "[moment]");
         settings.add_filter(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?( UTC|Z)?", "[moment]");
         settings.add_filter(r"pid \d+", "pid [pid]");
@@ -194,7 +207,7 @@ macro_rules! golden {
         settings.add_filter(r"/tmp/[^ :]*", "[socket]");
         settings.add_filter(r"tests/all/cli\.rs:\d+", "tests/all/cli.rs:[line]");
         settings.add_filter(r"(\d+m)\d\ds", "$1");
-        settings.add_filter(r"\b(\d+s ago|now) \(", "moments ago (");
+        settings.add_filter(r"\b(\d+s ago|just now)", "moments ago");
         settings.add_filter(r"\b\d+s\b", "[s]");
         let text = $text;
         settings.bind(|| insta::assert_snapshot!($name, text));
@@ -280,10 +293,12 @@ async fn lists_show_what_is_there() -> anyhow::Result<()> {
     );
     let worker = site.sessions("initializer").await?;
     let work = worker.claim(Process::AgentStart, "sim").await?;
-    golden!("sessions", site.ask(&["get", "sessions"])?);
+    golden!("sessions", site.ask_wide(&["get", "sessions"])?);
     golden!(
         "work",
-        site.ask(&["get", "work"])?.replace("sim-0002", "sim-000[1|2]").replace("sim-0001", "sim-000[1|2]")
+        site.ask_wide(&["get", "work"])?
+            .replace("sim-0002", "sim-000[1|2]")
+            .replace("sim-0001", "sim-000[1|2]")
     );
     work.cancel("the test is over").await?;
     worker.end().await?;
@@ -421,7 +436,7 @@ async fn why_tells_a_machine_without_agent_what_it_waits_for() -> anyhow::Result
     golden!("why_provisioning", site.ask(&["why", "m-2"])?);
     let worker = site.sessions("initializer").await?;
     let work = worker.claim(Process::AgentStart, "fresh").await?;
-    golden!("why_under_way", site.ask(&["why", "fresh/m-1"])?);
+    golden!("why_under_way", site.ask_wide(&["why", "fresh/m-1"])?);
     work.cancel("the test goes on").await?;
     for _ in 0..3 {
         fail(
@@ -436,8 +451,8 @@ async fn why_tells_a_machine_without_agent_what_it_waits_for() -> anyhow::Result
     golden!("retry", site.ask(&["retry", "m-1", "--reason", "plugged in"])?);
     golden!("retry_again", site.ask(&["retry", "m-1"])?);
     golden!("why_retried", site.ask(&["why", "m-1"])?);
-    golden!("timeline", site.ask(&["timeline", "m-1"])?);
-    golden!("timeline_limited", site.ask(&["timeline", "m-1", "--limit", "1"])?);
+    golden!("timeline", site.ask_wide(&["timeline", "m-1"])?);
+    golden!("timeline_limited", site.ask_wide(&["timeline", "m-1", "--limit", "1"])?);
     site.change(fresh, vec![agent()]).await?;
     site.listen().await?;
     golden!("why_agent_starting", site.ask(&["why", "m-1"])?);
@@ -487,7 +502,7 @@ async fn why_of_a_changed_host_key_leads_to_allowing_it() -> anyhow::Result<()> 
         "allow_again",
         site.ask(&["allow", "host-key", "sim-0007", "--fingerprint", &new.fingerprint()])?
     );
-    golden!("timeline_host_key", site.ask(&["timeline", "sim-0007"])?);
+    golden!("timeline_host_key", site.ask_wide(&["timeline", "sim-0007"])?);
     worker.end().await
 }
 
@@ -557,7 +572,7 @@ async fn why_follows_a_machine_through_silence_and_recovery() -> anyhow::Result<
     let Permission::Granted { recovery, .. } = work.begin_disturbance(step).await? else {
         anyhow::bail!("the reboot was refused");
     };
-    golden!("why_rebooting", site.ask(&["why", "sim-0007"])?);
+    golden!("why_rebooting", site.ask_wide(&["why", "sim-0007"])?);
     let next_at = after(decided_on, Duration::from_mins(2));
     let waiting =
         Recovery { next_at, note: "the reboot was asked for; waits for its agent".into(), ..recovery };
@@ -582,14 +597,14 @@ async fn why_tells_of_stops_and_losses() -> anyhow::Result<()> {
     site.change(machine, healthy()).await?;
     let hold = ["hold", "sim-0007", "--reason", "changing a disk"];
     golden!("hold_until", site.ask(&[&hold[..], &["--until", "2h", "--scope", "recovery"]].concat())?);
-    golden!("why_held_for_a_time", site.ask(&["why", "sim-0007"])?);
+    golden!("why_held_for_a_time", site.ask_wide(&["why", "sim-0007"])?);
     golden!("hold", site.ask(&hold)?);
-    golden!("why_held", site.ask(&["why", "sim-0007"])?);
+    golden!("why_held", site.ask_wide(&["why", "sim-0007"])?);
     golden!("release", site.ask(&["release", "sim-0007", "--reason", "disk changed"])?);
     golden!("release_again", site.ask(&["release", "sim-0007"])?);
     golden!("hold_in_the_past", site.ask(&[&hold[..], &["--until", "2020-01-01T00:00:00Z"]].concat())?);
     assert!(site.bmdb.snapshot(machine).await?.facts.hold.is_none());
-    golden!("timeline_holds", site.ask(&["timeline", "sim-0007"])?);
+    golden!("timeline_holds", site.ask_wide(&["timeline", "sim-0007"])?);
 
     let odd = "the provider does not list it any more, and it still reports";
     site.change(machine, vec![FactChange::Quarantined(odd.into())]).await?;
@@ -604,9 +619,9 @@ async fn why_tells_of_stops_and_losses() -> anyhow::Result<()> {
     let mut claimer = Claimer::new(sessions, Process::AgentStart, vec!["fragile".to_owned()]);
     let Claimed::Work(_work) = claimer.claim(&[session]).await? else { anyhow::bail!("not due") };
     site.advance(Duration::from_mins(1)).await?;
-    golden!("why_about_to_be_freed", site.ask(&["why", &lost.to_string()])?);
+    golden!("why_about_to_be_freed", site.ask_wide(&["why", &lost.to_string()])?);
     site.bmdb.reap().await?;
-    golden!("why_lost", site.ask(&["why", "m-1"])?);
+    golden!("why_lost", site.ask_wide(&["why", "m-1"])?);
     Ok(())
 }
 
@@ -702,7 +717,7 @@ fn wrong_input_gets_a_sentence_and_the_right_code() -> anyhow::Result<()> {
         ("limit_of_nothing", None, vec!["get", "machines", "--limit", "0"]),
         ("nothing", None, vec![]),
     ] {
-        let said = transcript(&program(url, &arguments)?)?;
+        let said = transcript(&command(url, &arguments).output()?)?;
         assert!(!said.contains("hunter2"), "a password was told: {said}");
         golden!(format!("wrong_{name}"), said);
     }
@@ -711,12 +726,12 @@ fn wrong_input_gets_a_sentence_and_the_right_code() -> anyhow::Result<()> {
 
 #[test]
 fn help_teaches() -> anyhow::Result<()> {
-    golden!("help", transcript(&program(None, &["--help"])?)?);
-    golden!("help_get_machines", transcript(&program(None, &["get", "machines", "--help"])?)?);
-    golden!("help_hold", transcript(&program(None, &["hold", "--help"])?)?);
-    golden!("help_allow_host_key", transcript(&program(None, &["allow", "host-key", "--help"])?)?);
+    golden!("help", transcript(&command(None, &["--help"]).output()?)?);
+    golden!("help_get_machines", transcript(&command(None, &["get", "machines", "--help"]).output()?)?);
+    golden!("help_hold", transcript(&command(None, &["hold", "--help"]).output()?)?);
+    golden!("help_allow_host_key", transcript(&command(None, &["allow", "host-key", "--help"]).output()?)?);
     assert_eq!(
-        transcript(&program(None, &["--version"])?)?,
+        transcript(&command(None, &["--version"]).output()?)?,
         format!("shepherdctl {}\n", env!("CARGO_PKG_VERSION"))
     );
     Ok(())
@@ -728,7 +743,8 @@ async fn reader_that_goes_away_is_no_error() -> anyhow::Result<()> {
     site.machine("sim", "sim-0001").await?;
     let (reader, writer) = std::io::pipe()?;
     drop(reader);
-    let output = command(Some(site.database.url()), &["get", "machines"])?
+    let output = site
+        .program(&["get", "machines"])?
         .stdout(writer)
         .stderr(Stdio::piped())
         .spawn()?

@@ -2,6 +2,9 @@
 //! module per capability.
 
 mod architecture;
+mod bmdb_kit;
+mod bmdb_phase_twin;
+mod bmdb_races;
 mod callback;
 mod cli;
 mod dependencies;

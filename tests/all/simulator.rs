@@ -28,7 +28,7 @@ use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
 use shepherd::takeover::take_over::{TakenOver, TakeoverError, take_over};
 use tokio_util::sync::CancellationToken;
 
-use crate::roleserver::{Callback, curious};
+use crate::roleserver::callback::{Callback, curious};
 
 const PATIENCE: Duration = Duration::from_mins(2);
 const AGENT_PATH: &str = "/root/roleserver";

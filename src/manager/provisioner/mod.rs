@@ -79,7 +79,7 @@ pub async fn run(
                 }
             }
             Err(error) => {
-                tracing::warn!(provider = name, %error, "cannot start a session; trying again in a second")
+                tracing::warn!(provider = name, %error, "cannot start a session; trying again in a second");
             }
         }
         pause(&stop, Duration::from_secs(1)).await;
@@ -212,9 +212,10 @@ async fn pass(
 
 async fn engage(bmdb: &Bmdb, provider: &str, brake: Option<&str>) -> Result<(), BmdbError> {
     if bmdb.set_provisioner_brake(provider, brake).await? {
-        match brake {
-            Some(reason) => tracing::warn!(provider, reason, "creation is stopped"),
-            None => tracing::info!(provider, "creation goes on"),
+        if let Some(reason) = brake {
+            tracing::warn!(provider, reason, "creation is stopped");
+        } else {
+            tracing::info!(provider, "creation goes on");
         }
     }
     Ok(())
@@ -241,7 +242,7 @@ async fn settle_open(
             }
             // Unknown is not "nothing": asked again at the next pass.
             Err(error) => {
-                tracing::warn!(provider = lease.name, %intent, %error, "cannot find out what a creation did")
+                tracing::warn!(provider = lease.name, %intent, %error, "cannot find out what a creation did");
             }
         }
     }

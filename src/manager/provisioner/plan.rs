@@ -129,7 +129,7 @@ fn limit(plan: &mut ProvisionPlan, known: usize, limits: Limits) {
         let room = max.saturating_sub(taken);
         if wanted > room {
             plan.limited =
-                Some(format!("{taken} of at most {max} machines are taken; {} more could be had", wanted));
+                Some(format!("{taken} of at most {max} machines are taken; {wanted} more could be had"));
             plan.create.truncate(room);
         }
     }

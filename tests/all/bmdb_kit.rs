@@ -1,0 +1,267 @@
+//! What the tests of the engine stand on: a fleet in a database, shepherds without loops, and a way
+//! to make two of them meet.
+//!
+//! A race is made to happen by holding a lock on a connection of the test's own, waiting until the
+//! server says that the other side waits for it, and only then going on. Nothing here sleeps to be
+//! right; what polls, polls for a condition and gives up after a deadline far beyond the expected.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use shepherd::bmdb::change::FactChange;
+use shepherd::bmdb::claim::{Claimed, Claimer};
+use shepherd::bmdb::connection::{Bmdb, ConnectionSettings, Dialect};
+use shepherd::bmdb::session::{Session, Sessions};
+use shepherd::bmdb::work::{Decision, Work};
+use shepherd::model::facts::{Hold, HoldScope};
+use shepherd::model::ids::{MachineId, ProcessId};
+use shepherd::model::process::Process;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions as _, PgConnection, PgPool};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::harness::mode::Mode;
+use crate::harness::postgres::TestDatabase;
+
+/// How long a condition may take on a busy host before the test is red.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// An interval of sessions that no test outlives by accident.
+pub(crate) const LONG: Duration = Duration::from_mins(2);
+
+/// A database with the first rows, and an engine to look at it with.
+pub(crate) struct Kit {
+    pub(crate) database: TestDatabase,
+    pub(crate) bmdb: Bmdb,
+    pub(crate) pool: PgPool,
+}
+
+pub(crate) fn dialect(mode: Mode) -> Dialect {
+    match mode {
+        Mode::SkipLocked => Dialect::POSTGRES,
+        Mode::Waiting => Dialect::WAITING,
+        Mode::Serializable => Dialect::SERIALIZABLE,
+    }
+}
+
+impl Kit {
+    pub(crate) async fn new(test_name: &str) -> anyhow::Result<Self> {
+        let database = TestDatabase::create(test_name).await?;
+        let bmdb = Bmdb::connect(settings(&database, "kit", 4)?).await?;
+        bmdb.migrate().await?;
+        bmdb.read_policy().await?;
+        let pool = database.pool().await?;
+        Ok(Self { database, bmdb, pool })
+    }
+
+    pub(crate) fn skip_locked(&self) -> bool {
+        self.database.mode().skip_locked()
+    }
+
+    pub(crate) fn serializable(&self) -> bool {
+        self.database.mode() == Mode::Serializable
+    }
+
+    /// A connection of the test's own, outside any pool, for transactions that stay open.
+    pub(crate) async fn connection(&self) -> anyhow::Result<PgConnection> {
+        let options: PgConnectOptions = self.database.url().parse()?;
+        Ok(options.application_name("by hand").connect().await?)
+    }
+
+    /// Machines that a provider handed over and nobody has touched, scheduled by the engine.
+    pub(crate) async fn provided(&self, count: i64, provider: &str) -> anyhow::Result<Vec<MachineId>> {
+        let ids: Vec<Uuid> = sqlx::query_scalar(
+            "WITH m AS (INSERT INTO machine (machine_id, created_at)
+                        SELECT gen_random_uuid(), clock_timestamp() FROM generate_series(1, $1)
+                        RETURNING machine_id),
+             p AS (INSERT INTO machine_provided (machine_id, provider, provider_id, address, status,
+                           provided_at, unchanged)
+                   SELECT machine_id, $2, machine_id::TEXT, '192.0.2.1', 'Running', clock_timestamp(), FALSE
+                   FROM m),
+             d AS (INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason,
+                           decided_at, phase_index, phase_since, rules_version, policy_version, version,
+                           fence, losses)
+                   SELECT machine_id, lane, $2, 1, abs(hashtext(machine_id::TEXT)::INT8) % 8, FALSE,
+                          'just heard of', '', 'New', clock_timestamp(), 1, 0, 0, 0, 0
+                   FROM m, (VALUES ('access'), ('observe')) l (lane))
+             SELECT machine_id FROM m ORDER BY machine_id",
+        )
+        .bind(count)
+        .bind(provider)
+        .fetch_all(&self.pool)
+        .await?;
+        self.sweep().await?;
+        Ok(ids.into_iter().map(MachineId).collect())
+    }
+
+    /// Sweeps the fleet; says how many lanes had drifted.
+    pub(crate) async fn sweep(&self) -> anyhow::Result<usize> {
+        let (mut after, mut drifted) = (MachineId(Uuid::nil()), 0);
+        loop {
+            let swept = self.bmdb.sweep_page(after, 500).await?;
+            drifted += swept.drifted;
+            match swept.continue_after {
+                Some(last) => after = last,
+                None => return Ok(drifted),
+            }
+        }
+    }
+
+    pub(crate) async fn change(&self, machine: MachineId, changes: Vec<FactChange>) -> anyhow::Result<()> {
+        self.bmdb
+            .change_machine(machine, move |_| Decision {
+                changes: changes.clone(),
+                events: Vec::new(),
+                answer: (),
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Waits until `count` statements of that application wait for a lock.
+    pub(crate) async fn until_blocked(&self, application: &str, count: i64) -> anyhow::Result<()> {
+        until(&format!("{count} statements of {application} wait for a lock"), async || {
+            let waiting: i64 = sqlx::query_scalar(
+                "SELECT count(*) FROM pg_stat_activity
+                 WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock'",
+            )
+            .bind(application)
+            .fetch_one(&self.pool)
+            .await?;
+            Ok(waiting >= count)
+        })
+        .await
+    }
+
+    /// Waits until a statement that ends with these words waits for a lock.
+    pub(crate) async fn until_blocked_in(&self, ending: &str) -> anyhow::Result<()> {
+        until(&format!("a statement ending with {ending} waits for a lock"), async || {
+            let waiting: i64 = sqlx::query_scalar(
+                "SELECT count(*) FROM pg_stat_activity
+                 WHERE datname = current_database() AND wait_event_type = 'Lock'
+                   AND right(rtrim(query, E' \\n'), length($1)) = $1",
+            )
+            .bind(ending)
+            .fetch_one(&self.pool)
+            .await?;
+            Ok(waiting > 0)
+        })
+        .await
+    }
+
+    /// Lets a session's deadline pass without waiting for it.
+    pub(crate) async fn overdue(&self, session: &Session) -> anyhow::Result<()> {
+        sqlx::query(
+            "UPDATE session SET deadline = clock_timestamp() - INTERVAL '1 second' WHERE session_id = $1",
+        )
+        .bind(session.id().0)
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    pub(crate) async fn count(&self, statement: &'static str) -> anyhow::Result<i64> {
+        sqlx::query_scalar(statement).fetch_one(&self.pool).await.context(statement)
+    }
+
+    /// The events that ended work on a machine, by fence.
+    pub(crate) async fn ends(&self, machine: MachineId) -> anyhow::Result<Vec<String>> {
+        Ok(sqlx::query_scalar(
+            "SELECT event FROM history WHERE machine_id = $1 AND edge = 'end' ORDER BY fence",
+        )
+        .bind(machine.0)
+        .fetch_all(&self.pool)
+        .await?)
+    }
+}
+
+/// Settings of one more process that uses the test's database.
+pub(crate) fn settings(
+    database: &TestDatabase,
+    application: &str,
+    connections: u32,
+) -> anyhow::Result<ConnectionSettings> {
+    let mut settings = ConnectionSettings::from_url(database.url(), application)?;
+    settings.dialect = dialect(database.mode());
+    settings.max_connections = connections;
+    Ok(settings)
+}
+
+/// A hold on everything, without end.
+pub(crate) fn hold(reason: &str) -> FactChange {
+    FactChange::Held(Hold {
+        scope: HoldScope::Everything,
+        reason: reason.into(),
+        by: "kim".into(),
+        until: None,
+    })
+}
+
+/// One process's share of the engine, without any loop.
+pub(crate) struct Shepherd {
+    pub(crate) bmdb: Bmdb,
+    pub(crate) sessions: Sessions,
+    stop: CancellationToken,
+    keeper: JoinHandle<()>,
+}
+
+impl Shepherd {
+    pub(crate) async fn start(kit: &Kit, application: &str, interval: Duration) -> anyhow::Result<Self> {
+        Self::with(settings(&kit.database, application, 6)?, interval).await
+    }
+
+    pub(crate) async fn with(settings: ConnectionSettings, interval: Duration) -> anyhow::Result<Self> {
+        let bmdb = Bmdb::connect(settings).await?;
+        bmdb.read_policy().await?;
+        let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), interval);
+        let stop = CancellationToken::new();
+        let keeper = tokio::spawn(keeper.keep(stop.clone()));
+        Ok(Self { bmdb, sessions, stop, keeper })
+    }
+
+    pub(crate) async fn session(&self) -> anyhow::Result<Session> {
+        Ok(self.sessions.start("test", serde_json::json!({})).await?)
+    }
+
+    pub(crate) fn claimer(&self, process: Process, provider: &str) -> Claimer {
+        Claimer::new(self.sessions.clone(), process, vec![provider.to_owned()])
+    }
+
+    /// Claims one machine for that session.
+    pub(crate) async fn claim_one(&self, session: &Session, process: Process) -> anyhow::Result<Work> {
+        let mut claimer = self.claimer(process, "rack");
+        let claimed = claimer.claim(std::slice::from_ref(session)).await?;
+        let Claimed::Work(mut work) = claimed else { anyhow::bail!("expected work, got {claimed:?}") };
+        ensure!(work.len() == 1, "one session got {} machines", work.len());
+        work.pop().context("no work")
+    }
+
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        self.keeper.await?;
+        self.bmdb.close().await;
+        Ok(())
+    }
+}
+
+/// Polls until a condition holds; red with its name when it does not within [`PATIENCE`].
+pub(crate) async fn until(
+    what: &str,
+    mut condition: impl AsyncFnMut() -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
+    let began = Instant::now();
+    while !condition().await? {
+        ensure!(began.elapsed() < PATIENCE, "still not so after {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(())
+}
+
+/// Waits for a task with a deadline, so that a deadlock is a red test and not a hanging one.
+pub(crate) async fn ended<T>(what: &str, task: JoinHandle<T>) -> anyhow::Result<T> {
+    tokio::time::timeout(PATIENCE, task)
+        .await
+        .with_context(|| format!("{what} did not end"))?
+        .context("panicked")
+}

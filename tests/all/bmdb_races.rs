@@ -1,0 +1,564 @@
+//! The races that queues like ours lose, each made to happen, and what stops it.
+//!
+//! One test a row of the table that the statements were designed by. Where a race belongs to one way
+//! of using the database, the other ways are held to what takes its place there.
+
+use std::time::Duration;
+
+use shepherd::bmdb::claim::Claimed;
+use shepherd::bmdb::error::BmdbError;
+use shepherd::model::process::Process;
+use sqlx::{Connection as _, Executor as _};
+
+use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, until};
+
+const LOCK_DUE: &str = "SELECT fence FROM machine_due WHERE machine_id = $1 FOR UPDATE";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn finish_that_waited_past_the_deadline_commits_before_the_session_is_closed() -> anyhow::Result<()> {
+    let kit = Kit::new("late_finish").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+
+    let mut by_hand = kit.connection().await?;
+    let mut lock = by_hand.begin().await?;
+    sqlx::query(LOCK_DUE).bind(machine.0).execute(&mut *lock).await?;
+    let finish = tokio::spawn(work.finish(Vec::new(), "done"));
+    kit.until_blocked("worker", 1).await?;
+    kit.overdue(&session).await?;
+
+    // The reaper must not close the session under a transaction that acts for it.
+    let reaper = Shepherd::start(&kit, "reaper", LONG).await?;
+    let bmdb = reaper.bmdb.clone();
+    let reap = tokio::spawn(async move { bmdb.reap().await });
+    let reap = if kit.skip_locked() {
+        assert_eq!(ended("the reaper", reap).await??.sessions, 0);
+        None
+    } else {
+        kit.until_blocked("reaper", 1).await?;
+        Some(reap)
+    };
+    assert_eq!(kit.count("SELECT count(*) FROM session WHERE closed_at IS NOT NULL").await?, 0);
+    lock.commit().await?;
+    ended("the finish", finish).await??;
+    match reap {
+        Some(reap) => drop(ended("the reaper", reap).await??),
+        None => drop(reaper.bmdb.reap().await?),
+    }
+
+    let before: bool = sqlx::query_scalar(
+        "SELECT h.at < s.closed_at FROM history h JOIN session s USING (session_id) WHERE h.event = 'Finished'",
+    )
+    .fetch_one(&kit.pool)
+    .await?;
+    assert!(before, "an effect landed after its session was closed");
+    assert_eq!(kit.ends(machine).await?, ["Finished"]);
+    reaper.stop().await?;
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transaction_begun_before_the_deadline_does_not_act_after_it() -> anyhow::Result<()> {
+    let kit = Kit::new("begun_before").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(4)).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+
+    // Its transaction begins, and waits for the session's row. Only then the deadline passes: later
+    // than the transaction's now(), earlier than its clock_timestamp().
+    let mut by_hand = kit.connection().await?;
+    let mut lock = by_hand.begin().await?;
+    sqlx::query("SELECT 1 FROM session FOR UPDATE").execute(&mut *lock).await?;
+    let finish = tokio::spawn(work.finish(Vec::new(), "done"));
+    kit.until_blocked_in("FOR KEY SHARE").await?;
+    sqlx::query("UPDATE session SET deadline = clock_timestamp()").execute(&mut *lock).await?;
+    lock.commit().await?;
+
+    let ending = ended("the finish", finish).await?;
+    assert!(matches!(ending, Err(BmdbError::LeaseLost)), "{ending:?}");
+    assert_eq!(kit.ends(machine).await?, Vec::<String>::new());
+    kit.database.advance(Duration::from_secs(1)).await?;
+    assert_eq!(kit.bmdb.reap().await?.work, 1);
+    assert_eq!(kit.ends(machine).await?, ["Expired"]);
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewal_that_stalls_before_its_commit_keeps_its_work() -> anyhow::Result<()> {
+    let kit = Kit::new("stalled_renewal").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+
+    // The renewal is sent in time, to last four hours, and stalls; meanwhile the old deadline passes.
+    sqlx::query("UPDATE session SET interval_ms = 4 * 3600 * 1000").execute(&kit.pool).await?;
+    let mut by_hand = kit.connection().await?;
+    let mut renewal = by_hand.begin().await?;
+    sqlx::query(include_str!("../../sql/session/renew_one.sql"))
+        .bind(session.id().0)
+        .fetch_one(&mut *renewal)
+        .await?;
+    kit.database.advance(Duration::from_hours(1)).await?;
+
+    let reaper = Shepherd::start(&kit, "reaper", LONG).await?;
+    let bmdb = reaper.bmdb.clone();
+    let reap = tokio::spawn(async move { bmdb.reap().await });
+    let reap = if kit.skip_locked() {
+        let reaped = ended("the reaper", reap).await??;
+        assert_eq!((reaped.sessions, reaped.work), (0, 0));
+        None
+    } else {
+        kit.until_blocked("reaper", 1).await?;
+        Some(reap)
+    };
+    renewal.commit().await?;
+    let reaped = match reap {
+        Some(reap) => ended("the reaper", reap).await??,
+        None => reaper.bmdb.reap().await?,
+    };
+    assert_eq!((reaped.sessions, reaped.work), (0, 0), "a living session lost its work");
+    work.finish(Vec::new(), "done").await?;
+    assert_eq!(kit.ends(machine).await?, ["Finished"]);
+    reaper.stop().await?;
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewal_that_waited_for_the_reaper_is_refused() -> anyhow::Result<()> {
+    let kit = Kit::new("renewal_refused").await?;
+    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(4)).await?;
+    let session = shepherd.session().await?;
+    let mut by_hand = kit.connection().await?;
+    let mut closing = by_hand.begin().await?;
+    sqlx::query("SELECT 1 FROM session FOR UPDATE").execute(&mut *closing).await?;
+    sqlx::query("UPDATE session SET closed_at = clock_timestamp()").execute(&mut *closing).await?;
+    kit.until_blocked("worker", 1).await?;
+    closing.commit().await?;
+    tokio::time::timeout(Duration::from_secs(20), session.lost().cancelled()).await?;
+    assert_eq!(session.lost_because(), Some("the database says it is over"));
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn finish_does_not_overwrite_a_hold_that_it_waited_for() -> anyhow::Result<()> {
+    let kit = Kit::new("hold_kept").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+
+    let mut by_hand = kit.connection().await?;
+    let mut operator = by_hand.begin().await?;
+    sqlx::query(LOCK_DUE).bind(machine.0).execute(&mut *operator).await?;
+    let finish = tokio::spawn(work.finish(Vec::new(), "done"));
+    kit.until_blocked("worker", 1).await?;
+    sqlx::query(
+        "INSERT INTO machine_hold (machine_id, scope, reason, held_by, held_at)
+         VALUES ($1, 'everything', 'disk swap', 'kim', clock_timestamp())",
+    )
+    .bind(machine.0)
+    .execute(&mut *operator)
+    .await?;
+    sqlx::query(
+        "UPDATE machine_due SET process = NULL, ready_at = NULL, reason = 'held by kim: disk swap',
+                version = version + 1 WHERE machine_id = $1 AND lane = 'access'",
+    )
+    .bind(machine.0)
+    .execute(&mut *operator)
+    .await?;
+    operator.commit().await?;
+    ended("the finish", finish).await??;
+
+    let (process, reason): (Option<String>, String) =
+        sqlx::query_as("SELECT process, reason FROM machine_due WHERE machine_id = $1 AND lane = 'access'")
+            .bind(machine.0)
+            .fetch_one(&kit.pool)
+            .await?;
+    assert_eq!((process, reason.as_str()), (None, "held by kim: disk swap"));
+    assert_eq!(kit.sweep().await?, 0, "the schedule drifted");
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old() -> anyhow::Result<()> {
+    let kit = Kit::new("one_statement").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let mut by_hand = kit.connection().await?;
+    let mut operator = by_hand.begin().await?;
+    sqlx::query(LOCK_DUE).bind(machine.0).execute(&mut *operator).await?;
+    let combined = {
+        let pool = kit.pool.clone();
+        tokio::spawn(async move {
+            let mut connection = pool.acquire().await?;
+            connection.execute("SET application_name = 'combined'").await?;
+            sqlx::query_as::<_, (i64, Option<String>)>(
+                "SELECT d.version, h.reason FROM machine_due d LEFT JOIN machine_hold h USING (machine_id)
+                 WHERE d.machine_id = $1 AND d.lane = 'access' FOR UPDATE OF d",
+            )
+            .bind(machine.0)
+            .fetch_one(&mut *connection)
+            .await
+        })
+    };
+    kit.until_blocked("combined", 1).await?;
+    let engine = Shepherd::start(&kit, "engine", LONG).await?;
+    let bmdb = engine.bmdb.clone();
+    let repair = tokio::spawn(async move { bmdb.repair(machine).await });
+    kit.until_blocked("engine", 1).await?;
+    sqlx::query(
+        "INSERT INTO machine_hold (machine_id, scope, reason, held_by, held_at)
+         VALUES ($1, 'everything', 'disk swap', 'kim', clock_timestamp())",
+    )
+    .bind(machine.0)
+    .execute(&mut *operator)
+    .await?;
+    sqlx::query("UPDATE machine_due SET version = 1000 WHERE machine_id = $1")
+        .bind(machine.0)
+        .execute(&mut *operator)
+        .await?;
+    operator.commit().await?;
+
+    let combined = ended("the combined statement", combined).await?;
+    if kit.serializable() {
+        let error = combined.expect_err("a serialisable statement saw two moments");
+        assert_eq!(error.as_database_error().and_then(|e| e.code()).as_deref(), Some("40001"));
+    } else {
+        assert_eq!(combined?, (1000, None), "this database needs no separate statements");
+    }
+    ended("the repair", repair).await??;
+    let process: Option<String> =
+        sqlx::query_scalar("SELECT process FROM machine_due WHERE machine_id = $1 AND lane = 'access'")
+            .bind(machine.0)
+            .fetch_one(&kit.pool)
+            .await?;
+    assert_eq!(process, None, "the engine computed from a fact older than the row");
+    engine.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claim_that_waited_does_not_take_what_was_failed_meanwhile() -> anyhow::Result<()> {
+    let kit = Kit::new("claim_waited").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
+
+    let mut by_hand = kit.connection().await?;
+    let mut quicker = by_hand.begin().await?;
+    sqlx::query(LOCK_DUE).bind(machine.0).execute(&mut *quicker).await?;
+    let claim = tokio::spawn(async move {
+        let claimed = claimer.claim(&[session]).await;
+        (claimer, claimed)
+    });
+    if !kit.skip_locked() {
+        kit.until_blocked("worker", 1).await?;
+    }
+    let claim = if kit.skip_locked() { Ok(ended("the claim", claim).await?) } else { Err(claim) };
+    sqlx::query(
+        "UPDATE machine_due SET fence = fence + 1, ready_at = now() + INTERVAL '300 seconds'
+         WHERE machine_id = $1 AND lane = 'access'",
+    )
+    .bind(machine.0)
+    .execute(&mut *quicker)
+    .await?;
+    quicker.commit().await?;
+    let (mut claimer, claimed) = match claim {
+        Ok(answer) => answer,
+        Err(claim) => ended("the claim", claim).await?,
+    };
+    match claimed? {
+        Claimed::Contended => {}
+        // Run again from the start, it finds nothing due any more.
+        Claimed::Empty if kit.serializable() => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
+    let session = shepherd.session().await?;
+    assert!(matches!(claimer.claim(&[session]).await?, Claimed::Empty));
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn loser_of_a_race_is_told_that_there_was_work() -> anyhow::Result<()> {
+    let kit = Kit::new("contended").await?;
+    kit.provided(200, "rack").await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
+    let mut by_hand = kit.connection().await?;
+    let mut quicker = by_hand.begin().await?;
+    sqlx::query("SELECT 1 FROM machine_due FOR UPDATE").execute(&mut *quicker).await?;
+    let claim = tokio::spawn(async move {
+        let claimed = claimer.claim(std::slice::from_ref(&session)).await;
+        (claimer, session, claimed)
+    });
+    if kit.skip_locked() {
+        let (mut claimer, session, claimed) = ended("the claim", claim).await?;
+        assert!(matches!(claimed?, Claimed::Contended));
+        quicker.rollback().await?;
+        assert!(matches!(claimer.claim(&[session]).await?, Claimed::Work(_)));
+    } else {
+        kit.until_blocked("worker", 1).await?;
+        // All but a few are taken by the quicker one: the head is gone, and it is not "nothing due".
+        sqlx::query(
+            "UPDATE machine_due SET ready_at = now() + INTERVAL '1 hour'
+             WHERE machine_id NOT IN (SELECT machine_id FROM machine_due WHERE lane = 'access'
+                                      ORDER BY ready_at DESC, machine_id DESC LIMIT 10)",
+        )
+        .execute(&mut *quicker)
+        .await?;
+        quicker.commit().await?;
+        let (mut claimer, session, claimed) = ended("the claim", claim).await?;
+        match claimed? {
+            Claimed::Contended => assert!(matches!(claimer.claim(&[session]).await?, Claimed::Work(_))),
+            Claimed::Work(_) if kit.serializable() => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    shepherd.stop().await
+}
+
+/// While a statement waits for the lowest machine, it may hold none that somebody who goes by the
+/// order could want next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_locks_many_machines_locks_them_in_order() -> anyhow::Result<()> {
+    for what in ["claim", "reap", "rearm"] {
+        let kit = Kit::new("lock_order").await?;
+        let mut machines = kit.provided(40, "rack").await?;
+        machines.sort();
+        // Due in the opposite order of their ids, so that neither order is the other by chance.
+        sqlx::query(
+            "UPDATE machine_due d SET ready_at = now() - n * INTERVAL '1 second', bucket = 0
+             FROM (SELECT machine_id, row_number() OVER (ORDER BY machine_id) n FROM machine) m
+             WHERE d.machine_id = m.machine_id AND lane = 'access'",
+        )
+        .execute(&kit.pool)
+        .await?;
+        let owner = Shepherd::start(&kit, "owner", LONG).await?;
+        let mut sessions = Vec::new();
+        for _ in 0..40 {
+            sessions.push(owner.session().await?);
+        }
+        let mut held = Vec::new();
+        match what {
+            "reap" => {
+                let mut claimer = owner.claimer(Process::AgentStart, "rack");
+                let Claimed::Work(work) = claimer.claim(&sessions).await? else { panic!("no work") };
+                assert_eq!(work.len(), 40);
+                held = work;
+                sqlx::query("UPDATE session SET closed_at = clock_timestamp()").execute(&kit.pool).await?;
+            }
+            "rearm" => {
+                sqlx::query(
+                    "INSERT INTO machine_agent_started (machine_id, started_at, public_key, fence)
+                     SELECT machine_id, now(), decode(repeat('00', 32), 'hex'), 1 FROM machine",
+                )
+                .execute(&kit.pool)
+                .await?;
+                sqlx::query(
+                    "UPDATE machine_due SET timer = TRUE, process = 'Recovery' WHERE lane = 'access'",
+                )
+                .execute(&kit.pool)
+                .await?;
+            }
+            _ => {}
+        }
+        let mut by_hand = kit.connection().await?;
+        let mut writer = by_hand.begin().await?;
+        // READ COMMITTED whatever the mode: a person's lock is no part of what is tried.
+        sqlx::query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut *writer).await?;
+        sqlx::query(LOCK_DUE).bind(machines[0].0).execute(&mut *writer).await?;
+
+        let batch = Shepherd::start(&kit, "batch", LONG).await?;
+        let (bmdb, mut claimer) = (batch.bmdb.clone(), owner.claimer(Process::AgentStart, "rack"));
+        let rearmer = batch.claimer(Process::Recovery, "rack");
+        let bmdb_of_claim = batch.sessions.clone();
+        let run = tokio::spawn(async move {
+            Ok::<usize, BmdbError>(match what {
+                "claim" => {
+                    drop(bmdb_of_claim);
+                    match claimer.claim(&sessions).await? {
+                        Claimed::Work(work) => work.len(),
+                        _ => 0,
+                    }
+                }
+                "reap" => bmdb.free_lost_work().await?,
+                _ => usize::try_from(rearmer.rearm_timers().await?.0).unwrap_or(0),
+            })
+        });
+        let waits_as = if what == "claim" { "owner" } else { "batch" };
+        if kit.skip_locked() {
+            assert_eq!(ended(what, run).await??, 39, "{what}: the locked one is passed over");
+        } else {
+            kit.until_blocked(waits_as, 1).await?;
+            for machine in &machines[1..] {
+                let free = sqlx::query(
+                    "SELECT fence FROM machine_due WHERE machine_id = $1 AND lane = 'access' FOR UPDATE NOWAIT",
+                )
+                .bind(machine.0)
+                .execute(&mut *writer)
+                .await;
+                assert!(free.is_ok(), "{what} holds a machine beyond the one it waits for: {free:?}");
+            }
+            writer.commit().await?;
+            assert_eq!(ended(what, run).await??, 40, "{what}");
+        }
+        drop(held);
+        owner.stop().await?;
+        batch.stop().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_that_nobody_knows_of_is_cancelled_by_the_keeper() -> anyhow::Result<()> {
+    let kit = Kit::new("unknown_work").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(4)).await?;
+    let session = shepherd.session().await?;
+    // A claim that happened and whose answer nobody saw.
+    sqlx::query(
+        "WITH d AS (UPDATE machine_due SET lease_session = $2, fence = fence + 1
+                    WHERE machine_id = $1 AND lane = 'access' RETURNING fence),
+         w AS (INSERT INTO work SELECT $1, 'access', $2, 'AgentStart', fence, clock_timestamp() FROM d)
+         INSERT INTO history (machine_id, at, event, edge, lane, fence, process, session_id)
+         SELECT $1, clock_timestamp(), 'Started', 'start', 'access', fence, 'AgentStart', $2 FROM d",
+    )
+    .bind(machine.0)
+    .bind(session.id().0)
+    .execute(&kit.pool)
+    .await?;
+    until("the work is cancelled", async || Ok(kit.ends(machine).await? == ["Cancelled"])).await?;
+    assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
+    assert!(!session.lost().is_cancelled());
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_with_an_old_due_time_is_found_behind_the_watermark() -> anyhow::Result<()> {
+    let kit = Kit::new("watermark").await?;
+    let machines = kit.provided(400, "rack").await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
+    let Claimed::Work(first) = claimer.claim(std::slice::from_ref(&session)).await? else { panic!("none") };
+    drop(first);
+    shepherd.sessions.drained().await;
+    // Appears an hour behind every mark, as a work item that was cancelled or lost does.
+    sqlx::query(
+        "UPDATE machine_due SET ready_at = now() - INTERVAL '1 hour' WHERE machine_id = $1 AND lane = 'access'",
+    )
+    .bind(machines[0].0)
+    .execute(&kit.pool)
+    .await?;
+    let began = std::time::Instant::now();
+    loop {
+        match claimer.claim(std::slice::from_ref(&session)).await? {
+            Claimed::Work(work) => {
+                let found = work.iter().any(|work| work.machine() == machines[0]);
+                for work in work {
+                    // Back to the end of the queue: there is always something younger to claim.
+                    work.cancel("not the one").await?;
+                }
+                if found {
+                    break;
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "passed over for more than 10 s");
+    }
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_armed_in_the_past_of_its_transaction() -> anyhow::Result<()> {
+    let kit = Kit::new("armed_late").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    kit.change(machine, vec![hold("disk swap")]).await?;
+    kit.database.advance(Duration::from_hours(1)).await?;
+    let before: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&kit.pool).await?;
+    // What became due an hour ago by its facts is armed at the time of the writing.
+    kit.change(machine, vec![shepherd::bmdb::change::FactChange::HoldCleared]).await?;
+    let ready_at: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT ready_at FROM machine_due WHERE lane = 'access'")
+            .fetch_one(&kit.pool)
+            .await?;
+    assert!(ready_at >= before, "{ready_at} is before {before}: a claimer that is further never sees it");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_rows_locked_by_hand_do_not_let_the_others_expire() -> anyhow::Result<()> {
+    let interval = Duration::from_secs(3);
+    let kit = Kit::new("locked_sessions").await?;
+    let shepherd = Shepherd::start(&kit, "worker", interval).await?;
+    let mut sessions = Vec::new();
+    for _ in 0..50 {
+        sessions.push(shepherd.session().await?);
+    }
+    let (locked, free) = sessions.split_at(8);
+    let locked: Vec<_> = locked.iter().map(|session| session.id().0).collect();
+    let mut by_hand = kit.connection().await?;
+    let mut lock = by_hand.begin().await?;
+    sqlx::query("SELECT 1 FROM session WHERE session_id = ANY ($1) FOR UPDATE")
+        .bind(&locked)
+        .execute(&mut *lock)
+        .await?;
+    until("the others outlive three intervals", async || {
+        for session in free {
+            anyhow::ensure!(!session.lost().is_cancelled(), "lost: {:?}", session.lost_because());
+        }
+        let renewed: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM session WHERE deadline - started_at > interval_ms * INTERVAL '3 milliseconds'",
+        )
+        .fetch_one(&kit.pool)
+        .await?;
+        Ok(renewed == 42)
+    })
+    .await?;
+    lock.rollback().await?;
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_is_not_closed_under_a_claim_that_has_not_committed() -> anyhow::Result<()> {
+    let kit = Kit::new("close_and_claim").await?;
+    kit.provided(1, "rack").await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let mut by_hand = kit.connection().await?;
+    let mut claim = by_hand.begin().await?;
+    sqlx::query(include_str!("../../sql/session/guard.sql"))
+        .bind(session.id().0)
+        .fetch_one(&mut *claim)
+        .await?;
+    let close = {
+        let (sessions, session) = (shepherd.sessions.clone(), session.clone());
+        tokio::spawn(async move { sessions.close(&session, "shutting down").await })
+    };
+    kit.until_blocked("worker", 1).await?;
+    sqlx::query(
+        "WITH d AS (UPDATE machine_due SET lease_session = $1, fence = fence + 1
+                    WHERE lane = 'access' RETURNING machine_id, fence),
+         h AS (INSERT INTO history (machine_id, at, event, edge, lane, fence, process, session_id)
+               SELECT machine_id, clock_timestamp(), 'Started', 'start', 'access', fence, 'AgentStart', $1 FROM d)
+         INSERT INTO work SELECT machine_id, 'access', $1, 'AgentStart', fence, clock_timestamp() FROM d",
+    )
+    .bind(session.id().0)
+    .execute(&mut *claim)
+    .await?;
+    claim.commit().await?;
+    ended("the close", close).await??;
+    assert_eq!(
+        kit.count("SELECT count(*) FROM session WHERE closed_at IS NOT NULL").await?,
+        0,
+        "closed although it holds work: an effect committed after closed_at"
+    );
+    shepherd.stop().await
+}
