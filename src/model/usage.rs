@@ -14,7 +14,9 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 #[must_use]
 pub fn usage_sentence(error: &clap::Error, command: &Command, arguments: &[OsString]) -> String {
     let path = command_path(command, arguments);
-    format!("{}; see `{path} --help`", problem(error, &path))
+    let problem = problem(error);
+    let joint = if problem.ends_with('?') { " See" } else { "; see" };
+    format!("{problem}{joint} `{path} --help`")
 }
 
 /// The flag that an error is about, such as `--ssh_user`, if it is about one.
@@ -24,21 +26,21 @@ pub fn flag_of(error: &clap::Error) -> Option<String> {
     named.split([' ', '=']).next().filter(|name| name.starts_with("--")).map(ToOwned::to_owned)
 }
 
-fn problem(error: &clap::Error, path: &str) -> String {
+fn problem(error: &clap::Error) -> String {
     let all = |kind| texts(error, kind);
     let first = |kind| all(kind).into_iter().next();
     let flag = first(ContextKind::InvalidArg).unwrap_or_default();
     let value = first(ContextKind::InvalidValue).unwrap_or_default();
     let meant =
-        |name: Option<String>| name.map_or_else(String::new, |name| format!(", did you mean {name}?"));
+        |name: Option<String>| name.map_or_else(String::new, |name| format!("; did you mean {name}?"));
     match error.kind() {
         ErrorKind::UnknownArgument if flag.starts_with('-') => {
-            format!("{path} has no flag {flag}{}", meant(first(ContextKind::SuggestedArg)))
+            format!("there is no flag {flag}{}", meant(first(ContextKind::SuggestedArg)))
         }
         ErrorKind::UnknownArgument => format!("{flag:?} is one word too many"),
         ErrorKind::InvalidSubcommand => {
             let word = first(ContextKind::InvalidSubcommand).unwrap_or_default();
-            format!("{path} has no command {word:?}{}", meant(first(ContextKind::SuggestedSubcommand)))
+            format!("there is no command {word:?}{}", meant(first(ContextKind::SuggestedSubcommand)))
         }
         ErrorKind::InvalidValue if value.is_empty() => format!("{flag} needs a value"),
         ErrorKind::InvalidValue => {
@@ -129,8 +131,8 @@ mod tests {
     #[test]
     fn each_mistake_is_one_sentence() {
         for (arguments, expected) in [
-            (vec!["p", "--colr", "red"], "p has no flag --colr, did you mean --colour?; see `p --help`"),
-            (vec!["p", "pant"], "p has no command \"pant\", did you mean paint?; see `p --help`"),
+            (vec!["p", "--colr", "red"], "there is no flag --colr; did you mean --colour? See `p --help`"),
+            (vec!["p", "pant"], "there is no command \"pant\"; did you mean paint? See `p --help`"),
             (vec!["p", "--colour"], "--colour <colour> needs a value; see `p --help`"),
             (
                 vec!["p", "--colour", "x"],

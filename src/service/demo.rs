@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::signal::unix::Signal;
 use tokio::time::Instant;
 
@@ -103,7 +103,7 @@ pub async fn run(demo: DemoFlags) -> Result<(), Failure> {
     let directory = fleet_directory(&demo)?;
     let me = std::env::current_exe()
         .map_err(|error| Failure::failed(format!("cannot find this program's own file: {error}")))?;
-    let (mut simulator, url) = start_simulator(&me, &demo, directory.path()).await?;
+    let (mut simulator, hold, url) = start_simulator(&me, &demo, directory.path()).await?;
     let simulator_died = || {
         let said = tail(&directory.path().join("simulator.log"));
         Failure::failed(format!("the simulator ended by itself; it said:\n{said}"))
@@ -137,6 +137,7 @@ pub async fn run(demo: DemoFlags) -> Result<(), Failure> {
         Err(failure) => Err(failure),
     };
     end_simulator(&mut simulator).await;
+    drop(hold);
     outcome
 }
 
@@ -197,7 +198,11 @@ fn tail(path: &Path) -> String {
     lines[lines.len().saturating_sub(10)..].join("\n")
 }
 
-async fn start_simulator(me: &Path, demo: &DemoFlags, scratch: &Path) -> Result<(Child, String), Failure> {
+async fn start_simulator(
+    me: &Path,
+    demo: &DemoFlags,
+    scratch: &Path,
+) -> Result<(Child, ChildStdin, String), Failure> {
     let wrong = |what: &str, error: &dyn std::fmt::Display| {
         Failure::failed(format!("cannot start the simulator: {what}: {error}"))
     };
@@ -237,7 +242,9 @@ async fn start_simulator(me: &Path, demo: &DemoFlags, scratch: &Path) -> Result<
         Err(_) => return Err(wrong("it was not ready within 30 seconds", &said())),
     };
     let url = line.strip_prefix("listening on ").ok_or_else(|| wrong("it said", &line))?.to_owned();
-    Ok((child, url))
+    // Waiting for a child closes the end of the pipe that it still owns.
+    let hold = child.stdin.take().ok_or_else(|| wrong("its input", &"is not to be had"))?;
+    Ok((child, hold, url))
 }
 
 async fn end_simulator(simulator: &mut Child) {

@@ -2,11 +2,13 @@
 //! module per capability.
 
 mod architecture;
+mod bad_input;
 mod bmdb_kit;
 mod bmdb_phase_twin;
 mod bmdb_races;
 mod callback;
 mod cli;
+mod command_line;
 mod dependencies;
 mod harness;
 mod heartbeats;

@@ -3,4 +3,5 @@
 pub(crate) mod callback;
 pub(crate) mod mode;
 pub(crate) mod postgres;
+pub(crate) mod program;
 pub(crate) mod source;
