@@ -8,9 +8,14 @@ WITH RECURSIVE name AS (
     CROSS JOIN LATERAL (
         SELECT p.provider FROM machine_provided p WHERE p.provider > name.provider
         ORDER BY p.provider LIMIT 1) n)
-SELECT p.machine_id, p.provider AS "provider?", p.provider_id AS "provider_id?"
+SELECT p.machine_id AS "machine_id!", p.provider AS "provider?", p.provider_id AS "provider_id?"
 FROM name
-JOIN machine_provided p ON p.provider = name.provider AND p.provider_id = $2
-WHERE $1::TEXT IS NULL OR p.provider = $1
+-- LIMIT, although the two are unique: it keeps the planner, which cannot know how few providers there
+-- are, from reading all machines to join them.
+CROSS JOIN LATERAL (
+    SELECT q.machine_id, q.provider, q.provider_id FROM machine_provided q
+    WHERE q.provider = name.provider AND q.provider_id = $2
+    LIMIT 1) p
+WHERE $1::TEXT IS NULL OR name.provider = $1
 ORDER BY p.provider
 LIMIT $3

@@ -4,14 +4,17 @@
 //! that is cancelled drops the future that waits for it, never the transaction:
 //! dropped half-way, a connection would go back to its pool with a transaction
 //! open. What bounds a transaction instead are the server's own timeouts, set
-//! on every connection.
+//! on every connection. Where not even those are heard of, because the network
+//! swallows what is sent, the connection is given up with its transaction, and
+//! what became of that is unknown.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, PgConnection, PgPool};
+use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, Postgres};
 use tokio::sync::watch;
 
 use crate::bmdb::error::{BmdbError, Remedy, conflict_pause, remedy};
@@ -151,6 +154,12 @@ impl std::fmt::Debug for Bmdb {
 
 /// How often a transaction that loses against others is run before that is an error.
 const TRIES: u32 = 12;
+/// How long the answer to one statement is waited for: a little longer than `statement_timeout`.
+const STATEMENT_LIMIT: Duration = Duration::from_secs(12);
+/// How long a transaction may take, its statements and the pauses between them.
+const TRANSACTION_LIMIT: Duration = Duration::from_secs(25);
+/// How long a connection may take to answer when it is tested.
+const TEST_LIMIT: Duration = Duration::from_secs(2);
 
 impl Bmdb {
     /// Connects, and fails with a sentence when the server does not answer within ten seconds.
@@ -162,12 +171,20 @@ impl Bmdb {
             .max_connections(settings.max_connections)
             .acquire_timeout(Duration::from_secs(10))
             .idle_timeout(Duration::from_mins(5))
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    // It answered when it was given back.
+                    if meta.idle_for < Duration::from_secs(1) { Ok(true) } else { answers(connection).await }
+                })
+            })
+            .after_release(|connection, _| Box::pin(answers(connection)))
             .connect_lazy_with(options.clone());
         // A pool hides why it cannot connect behind its own time-out; one connection tells.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
             Ok(Ok(connection)) => {
-                drop(sqlx::Connection::close(connection).await);
+                drop(connection.close().await);
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
                 let inner = Inner { pool, options, settings, policy };
                 return Ok(Self { inner: Arc::new(inner) });
@@ -236,29 +253,18 @@ impl Bmdb {
     pub async fn transact<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
-        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
     {
         let pool = self.inner.pool.clone();
         in_a_task(what, async move {
             for attempt in 0..TRIES {
-                let mut transaction =
-                    pool.begin().await.map_err(|source| BmdbError::Statement { what, source })?;
-                let (error, committing) = match body(&mut transaction).await {
-                    Ok(value) => match transaction.commit().await {
-                        Ok(()) => return Ok(value),
-                        Err(source) => (source, true),
-                    },
-                    Err(BmdbError::Statement { what, source }) => {
-                        if remedy(&source, false) != Remedy::Again {
-                            return Err(BmdbError::Statement { what, source });
-                        }
-                        drop(transaction.rollback().await);
-                        (source, false)
-                    }
-                    Err(refused) => {
-                        drop(transaction.rollback().await);
-                        return Err(refused);
-                    }
+                let mut connection =
+                    pool.acquire().await.map_err(|source| BmdbError::Statement { what, source })?;
+                let tried = tokio::time::timeout(TRANSACTION_LIMIT, try_once(what, &mut connection, &body));
+                let Ok(tried) = tried.await else { return Err(unanswered(connection, TRANSACTION_LIMIT)) };
+                let (error, committing) = match tried {
+                    Tried::Done(result) => return result,
+                    Tried::Failed { error, committing } => (error, committing),
                 };
                 match remedy(&error, committing) {
                     Remedy::Again => tokio::time::sleep(conflict_pause(attempt, rand::random())).await,
@@ -276,15 +282,20 @@ impl Bmdb {
     pub async fn statement<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
-        F: for<'c> Fn(&'c PgPool) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
     {
         let pool = self.inner.pool.clone();
         in_a_task(what, async move {
             for attempt in 0..TRIES {
-                let error = match body(&pool).await {
-                    Ok(value) => return Ok(value),
-                    Err(error) => error,
+                let mut connection =
+                    pool.acquire().await.map_err(|source| BmdbError::Statement { what, source })?;
+                let tried = tokio::time::timeout(STATEMENT_LIMIT, body(&mut connection));
+                let error = match tried.await {
+                    Ok(Ok(value)) => return Ok(value),
+                    Ok(Err(error)) => error,
+                    Err(_) => return Err(unanswered(connection, STATEMENT_LIMIT)),
                 };
+                drop(connection);
                 match remedy(&error, true) {
                     Remedy::Again => tokio::time::sleep(conflict_pause(attempt, rand::random())).await,
                     Remedy::FindOut => return Err(BmdbError::UnknownOutcome(error.to_string())),
@@ -294,6 +305,55 @@ impl Bmdb {
             Err(BmdbError::Conflict { what, tries: TRIES })
         })
         .await
+    }
+}
+
+enum Tried<T> {
+    Done(Result<T, BmdbError>),
+    Failed { error: sqlx::Error, committing: bool },
+}
+
+async fn try_once<T, F>(what: &'static str, connection: &mut PgConnection, body: &F) -> Tried<T>
+where
+    F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Sync,
+{
+    let mut transaction = match connection.begin().await {
+        Ok(transaction) => transaction,
+        Err(source) => return Tried::Done(Err(BmdbError::Statement { what, source })),
+    };
+    match body(&mut transaction).await {
+        Ok(value) => match transaction.commit().await {
+            Ok(()) => Tried::Done(Ok(value)),
+            Err(error) => Tried::Failed { error, committing: true },
+        },
+        Err(BmdbError::Statement { what, source }) => {
+            drop(transaction.rollback().await);
+            if remedy(&source, false) == Remedy::Again {
+                Tried::Failed { error: source, committing: false }
+            } else {
+                Tried::Done(Err(BmdbError::Statement { what, source }))
+            }
+        }
+        Err(refused) => {
+            drop(transaction.rollback().await);
+            Tried::Done(Err(refused))
+        }
+    }
+}
+
+/// Gives up a connection that has not answered for longer than the server lets anything take: the
+/// network swallows what is sent. It is taken from the pool, and closing it ends its transaction.
+fn unanswered(connection: PoolConnection<Postgres>, limit: Duration) -> BmdbError {
+    drop(connection.detach());
+    BmdbError::UnknownOutcome(format!("no answer within {} s", limit.as_secs()))
+}
+
+/// Whether a pooled connection still answers. The pool's own test waits for ever for one behind a
+/// network that swallows packets, and closing the pool would then wait for it.
+async fn answers(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    match tokio::time::timeout(TEST_LIMIT, connection.ping()).await {
+        Ok(answer) => answer.map(|()| true),
+        Err(_) => Err(sqlx::Error::PoolTimedOut),
     }
 }
 

@@ -16,7 +16,9 @@
 //! What the statement does not return is no plain heartbeat and is judged singly
 //! (`heartbeat.rs`), beside the groups and a few at a time. So are heartbeats
 //! that carry a report, and the older ones of a machine that stood in a group
-//! twice: by then the newer one is stored and they are told so.
+//! twice: by then the newer one is stored and they are told so. Before that, one
+//! statement tells strangers from agents: anyone can make a key and say a
+//! thousand machine ids, and must not fill the queue that agents wait in.
 //!
 //! A group that the database refuses is sent in halves until the entry that is
 //! to blame stands alone. One that failed because the database is away is not:
@@ -29,7 +31,7 @@
 //! is dead to the last machine would look like one that nobody listens to, and
 //! would never be recovered.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,11 +81,18 @@ struct Entry {
 }
 
 impl Entry {
+    fn claim(&self) -> Claim {
+        (self.heartbeat.machine, self.heartbeat.public_key)
+    }
+
     fn answer(self, answer: Result<Outcome, HeartbeatError>) {
         // Nobody listens when the agent hung up meanwhile; it sends the heartbeat again.
         drop(self.reply.send(answer));
     }
 }
+
+/// Whose a heartbeat says it is, and the key that was proven.
+type Claim = (MachineId, [u8; 32]);
 
 /// Where heartbeats are handed in; cheap to clone.
 #[derive(Clone, Debug)]
@@ -176,7 +185,7 @@ impl GroupCommit {
     }
 
     async fn commit(&mut self, group: Vec<Entry>) {
-        let (mut plain, others) = newest_of_each(group);
+        let (mut plain, mut others) = newest_of_each(group);
         self.metrics.heartbeat_batches.inc();
         #[expect(clippy::cast_precision_loss, reason = "a group has at most a thousand entries")]
         self.metrics.heartbeat_batch_size.observe(plain.len() as f64);
@@ -189,9 +198,9 @@ impl GroupCommit {
             match self.bmdb.store_group(self.shard, heartbeats).await {
                 Ok(mut stored) => {
                     for entry in part {
-                        match stored.remove(&entry.heartbeat.machine) {
+                        match stored.remove(&entry.claim()) {
                             Some(wants) => entry.answer(Ok(Outcome::Stored(wants))),
-                            None => self.judge_singly(entry),
+                            None => others.push(entry),
                         }
                     }
                 }
@@ -203,16 +212,31 @@ impl GroupCommit {
                 }
                 Err(error) => {
                     tracing::warn!(%error, heartbeats = part.len(), "heartbeats could not be stored");
-                    let error = Arc::new(error);
-                    for entry in part {
-                        entry.answer(Err(error.clone().into()));
-                    }
+                    refuse(part, error);
                 }
             }
         }
         self.metrics.heartbeat_commit_seconds.observe(started.elapsed().as_secs_f64());
-        for entry in others {
-            self.judge_singly(entry);
+        self.sort_out(others).await;
+    }
+
+    /// Answers strangers at once and has the others judged singly.
+    async fn sort_out(&mut self, others: Vec<Entry>) {
+        if others.is_empty() {
+            return;
+        }
+        let claims: Vec<Claim> = others.iter().map(Entry::claim).collect();
+        match self.bmdb.believed(claims).await {
+            Ok(believed) => {
+                for entry in others {
+                    if believed.contains(&entry.claim()) {
+                        self.judge_singly(entry);
+                    } else {
+                        entry.answer(Ok(Outcome::Unauthenticated));
+                    }
+                }
+            }
+            Err(error) => refuse(others, error),
         }
     }
 
@@ -227,9 +251,18 @@ impl GroupCommit {
     }
 }
 
-/// The newest plain heartbeat of each machine in the order of machines, and the rest.
+/// None of them was stored, or nobody knows.
+fn refuse(entries: Vec<Entry>, error: BmdbError) {
+    let error = Arc::new(error);
+    for entry in entries {
+        entry.answer(Err(error.clone().into()));
+    }
+}
+
+/// The newest plain heartbeat of each machine in the order of machines, and the rest. Of each key apart:
+/// a stranger's, however new, must not stand in the way of the machine's own.
 fn newest_of_each(group: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
-    let mut newest: BTreeMap<MachineId, Entry> = BTreeMap::new();
+    let mut newest: BTreeMap<Claim, Entry> = BTreeMap::new();
     let mut others = Vec::new();
     for entry in group {
         if entry.reply.is_closed() {
@@ -240,14 +273,14 @@ fn newest_of_each(group: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
             others.push(entry);
             continue;
         }
-        let machine = entry.heartbeat.machine;
-        let older = match newest.remove(&machine) {
+        let claim = entry.claim();
+        let older = match newest.remove(&claim) {
             Some(other) if other.heartbeat.beat.sequence > entry.heartbeat.beat.sequence => {
-                newest.insert(machine, other);
+                newest.insert(claim, other);
                 Some(entry)
             }
             other => {
-                newest.insert(machine, entry);
+                newest.insert(claim, entry);
                 other
             }
         };
@@ -271,13 +304,31 @@ fn shard_of(process: ProcessId) -> i64 {
 }
 
 impl Bmdb {
+    /// Which machines have an agent with the key that was proven.
+    async fn believed(&self, claims: Vec<Claim>) -> Result<HashSet<Claim>, BmdbError> {
+        let (machines, keys): (Vec<Uuid>, Vec<Vec<u8>>) =
+            claims.iter().map(|(machine, key)| (machine.0, key.to_vec())).unzip();
+        let known: HashSet<Claim> = self
+            .statement("asking whose heartbeats are", move |pool| {
+                let (machines, keys) = (machines.clone(), keys.clone());
+                Box::pin(async move {
+                    sqlx::query_file!("sql/heartbeat/agents.sql", &machines, &keys).fetch_all(pool).await
+                })
+            })
+            .await?
+            .into_iter()
+            .filter_map(|row| Some((MachineId(row.machine_id), row.public_key.try_into().ok()?)))
+            .collect();
+        Ok(known)
+    }
+
     /// Stores plain heartbeats, sorted by machine and one each, and says that a listener listens.
     /// What is not in the answer is no plain heartbeat, and was not stored.
     pub async fn store_group(
         &self,
         shard: i64,
         heartbeats: Arc<[Arc<Heartbeat>]>,
-    ) -> Result<HashMap<MachineId, Wants>, BmdbError> {
+    ) -> Result<HashMap<Claim, Wants>, BmdbError> {
         let skip_locked = self.dialect().skip_locked;
         self.transact("storing a group of heartbeats", move |tx| {
             let heartbeats = heartbeats.clone();
@@ -300,7 +351,7 @@ async fn store_plain(
     tx: &mut PgConnection,
     skip_locked: bool,
     heartbeats: &[Arc<Heartbeat>],
-) -> Result<HashMap<MachineId, Wants>, BmdbError> {
+) -> Result<HashMap<Claim, Wants>, BmdbError> {
     let what = "storing a group of heartbeats";
     let of = |field: fn(&Heartbeat) -> &str| -> Vec<String> {
         heartbeats.iter().map(|heartbeat| field(heartbeat).to_owned()).collect()
@@ -318,13 +369,18 @@ async fn store_plain(
                 .await
                 .doing(what)?
                 .into_iter()
-                .map(|row| {
+                .filter_map(|row| {
                     let installation = PendingInstallation::from_columns(
                         row.generation,
                         row.artefact_url,
                         row.artefact_sha256,
                     );
-                    (MachineId(row.machine_id), Wants { hardware_report: row.wants_report, installation })
+                    row.public_key.try_into().ok().map(|key| {
+                        (
+                            (MachineId(row.machine_id), key),
+                            Wants { hardware_report: row.wants_report, installation },
+                        )
+                    })
                 })
                 .collect()
         };

@@ -160,7 +160,7 @@ impl Work {
 
     /// Ends the work as done: clears the process's backoff and postponement, writes `changes`.
     pub async fn finish(self, changes: Vec<FactChange>, detail: impl Into<String>) -> Result<(), BmdbError> {
-        self.end(Ending::Finished { changes, detail: detail.into() }).await
+        self.end(Ending::Finished { changes, detail: storable(detail.into()) }).await
     }
 
     /// Ends the work undone, to be due again at `until`, without counting as a failure.
@@ -173,7 +173,7 @@ impl Work {
     ) -> impl Future<Output = Result<(), BmdbError>> {
         let place = Location::caller();
         let decided_at = format!("{}:{}", place.file(), place.line());
-        let wait = Postponement { until, reason: reason.into(), decided_at };
+        let wait = Postponement { until, reason: storable(reason.into()), decided_at };
         self.end(Ending::PutOff { changes, wait })
     }
 
@@ -185,13 +185,14 @@ impl Work {
         cause: impl Into<String>,
         backoff: Option<Backoff>,
     ) -> Result<(), BmdbError> {
-        self.end(Ending::Failed { changes, cause: cause.into(), backoff, roll: rand::random() }).await
+        let cause = storable(cause.into());
+        self.end(Ending::Failed { changes, cause, backoff, roll: rand::random() }).await
     }
 
     /// Ends the work as if it had not begun.
     pub async fn cancel(mut self, because: impl Into<String>) -> Result<(), BmdbError> {
         let lease = self.lease();
-        let because = because.into();
+        let because = storable(because.into());
         let result =
             cancel_in_database(self.bmdb(), lease.session, self.machine, lease.lane, lease.fence, &because)
                 .await;
@@ -272,6 +273,12 @@ impl Work {
             }
         })
     }
+}
+
+/// A text as the database takes it: what a machine or a provider said may hold the one character that
+/// no database text can, and its work must end all the same.
+fn storable(text: String) -> String {
+    if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
 
 enum Became {

@@ -74,7 +74,7 @@ pub async fn machines(bmdb: &Bmdb, filters: &Machines, format: Format) -> Result
         return Ok("no machines\n".to_owned());
     }
     let rows: Vec<Vec<String>> = machines.iter().map(|line| machine_row(line, now)).collect();
-    let headers = ["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "WAITS FOR"];
+    let headers = ["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "WHY"];
     let mut text = table(&headers, &rows, width());
     if let Some(next) = next {
         let _ = write!(

@@ -42,7 +42,7 @@ pub async fn find(bmdb: &Bmdb, text: &str) -> Result<MachineName, CliError> {
             })
         })
         .await?;
-    found.sort_by_key(|name| name.machine);
+    found.sort_by_cached_key(|name| (name.provider.clone(), name.provider_id.clone(), name.machine));
     found.dedup();
     match found.len() {
         1 => Ok(found.remove(0)),

@@ -15,7 +15,7 @@ use crate::cli::command::{AllowHostKey, Hold as HoldArguments, Release, Retry};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::{find, id_of};
-use crate::cli::output::{Format, absolute, both};
+use crate::cli::output::{Format, absolute, relative};
 use crate::model::facts::{Hold, HoldScope, MachineFacts};
 use crate::model::process::{Lane, Process};
 use crate::model::time::{Span, Timestamp, after};
@@ -123,10 +123,12 @@ fn plan_hold(
         Until::At(moment) => moment,
     });
     if let Some(over) = until.filter(|until| *until <= now) {
-        return Done::nothing(format!("is not held: that would have ended {}", both(over, now)));
+        return Done::nothing(format!("is not held: {} is over; nothing was changed", absolute(over)));
     }
-    let ends =
-        until.map_or_else(|| "until it is released".to_owned(), |at| format!("until {}", both(at, now)));
+    let ends = until.map_or_else(
+        || "until it is released".to_owned(),
+        |at| format!("until {} ({})", absolute(at), relative(at, now)),
+    );
     let hold = Hold { scope, reason: reason.to_owned(), by: who.to_owned(), until };
     let replaced = if snapshot.facts.hold.is_some() { ", in place of an earlier hold" } else { "" };
     let detail = match until {

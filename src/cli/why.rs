@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::host_key::PinnedHostKey;
-use crate::bmdb::inspect::{LaneView, MachineName, MachineView};
+use crate::bmdb::inspect::{BrakeLine, LaneView, MachineName, MachineView};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::{find, id_of};
@@ -288,9 +288,9 @@ fn ladder(recovery: &Recovery, policy: &Policy, now: Timestamp) -> String {
 
 /// Brakes over this machine. A reason that is being waited for anyhow is not told twice.
 fn brakes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
-    let ours = view.snapshot.facts.provided.as_ref().map(|provided| provided.provider.as_str());
-    let over_it = view.brakes.iter().filter(|brake| brake.scope == "*" || ours == Some(&brake.scope));
-    over_it
+    view.brakes
+        .iter()
+        .filter(|brake| is_over(brake, &view.snapshot.facts))
         .map(|brake| {
             let whose = if brake.scope == "*" { "all machines" } else { &brake.scope };
             let why = brake.reason.trim_start_matches("brake: ");
@@ -302,6 +302,10 @@ fn brakes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
             )
         })
         .collect()
+}
+
+fn is_over(brake: &BrakeLine, facts: &MachineFacts) -> bool {
+    brake.scope == "*" || facts.provided.as_ref().is_some_and(|provided| provided.provider == brake.scope)
 }
 
 /// Offered, pinned, when.
@@ -394,9 +398,8 @@ fn advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advice> {
     } else if facts.backoffs.iter().any(|(_, fact)| fact.until > now) && refused.is_none() {
         add(format!("shepherdctl retry {word}"), "when the cause is gone: tries again at once");
     }
-    let put_off = facts.postponements.values().any(|wait| wait.until > now);
-    if put_off || view.brakes.iter().any(|_| facts.recovery.is_some()) {
-        add("shepherdctl get providers".to_owned(), "to see every brake that is on");
+    if view.brakes.iter().any(|brake| is_over(brake, facts)) {
+        add("shepherdctl get providers".to_owned(), "to see every brake that is on; they release themselves");
     }
     advice
 }

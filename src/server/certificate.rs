@@ -33,7 +33,8 @@ pub enum CertificateSource {
         certificate: PathBuf,
         /// Its private key.
         key: PathBuf,
-        /// What agents verify it against; `None` for the machines' own trust stores.
+        /// What agents verify it against, PEM or DER. `None`: the last certificate of the chain if
+        /// it signed itself, else the machines' own trust stores.
         authority: Option<PathBuf>,
     },
     /// The BMDB's own authority.
@@ -64,11 +65,13 @@ impl Certificate {
     ) -> Result<Self, ServerError> {
         match source {
             CertificateSource::Files { certificate, key, authority } => {
-                let shown = Arc::new(ShownCertificate::new(from_files(certificate, key)?));
+                let first = from_files(certificate, key)?;
                 let authorities = match authority {
-                    Some(path) => certificates(path, CA_FLAG)?.iter().map(|der| der.to_vec()).collect(),
-                    None => Vec::new(),
+                    Some(path) => certificates(path, CA_FLAG)?,
+                    None => root_of(&first.cert),
                 };
+                let authorities = authorities.iter().map(|der| der.to_vec()).collect();
+                let shown = Arc::new(ShownCertificate::new(first));
                 let renewal = Renewal::Files { certificate: certificate.clone(), key: key.clone() };
                 Ok(Self { shown, authorities, renewal })
             }
@@ -141,11 +144,24 @@ fn from_files(certificate: &Path, key: &Path) -> Result<CertifiedKey, ServerErro
     })
 }
 
+/// The end of a chain, if it is an end.
+fn root_of(chain: &[CertificateDer<'static>]) -> Vec<CertificateDer<'static>> {
+    let signed_itself = |der: &&CertificateDer<'_>| {
+        x509_parser::parse_x509_certificate(der).is_ok_and(|(_, parsed)| parsed.issuer() == parsed.subject())
+    };
+    chain.last().filter(signed_itself).cloned().into_iter().collect()
+}
+
 fn certificates(path: &Path, flag: &'static str) -> Result<Vec<CertificateDer<'static>>, ServerError> {
     let text = read(path, flag)?;
-    let found: Vec<_> = CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().unwrap_or_default();
     let readable = |der: &CertificateDer<'_>| x509_parser::parse_x509_certificate(der).is_ok();
-    if found.is_empty() || !found.iter().all(readable) {
+    let mut found: Vec<_> =
+        CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().unwrap_or_default();
+    if found.is_empty() {
+        // DER, if anything; what is not is refused below.
+        found.push(CertificateDer::from(text));
+    }
+    if !found.iter().all(readable) {
         return Err(ServerError::NotPem {
             path: path.to_owned(),
             flag,

@@ -56,7 +56,7 @@ impl Kit {
     }
 
     pub(crate) fn skip_locked(&self) -> bool {
-        self.database.mode().skip_locked()
+        self.database.mode().has_skip_locked_and_notify()
     }
 
     pub(crate) fn serializable(&self) -> bool {

@@ -225,7 +225,10 @@ async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old(
     let combined = ended("the combined statement", combined).await?;
     if kit.serializable() {
         let error = combined.expect_err("a serialisable statement saw two moments");
-        assert_eq!(error.as_database_error().and_then(|e| e.code()).as_deref(), Some("40001"));
+        assert_eq!(
+            error.as_database_error().and_then(sqlx::error::DatabaseError::code).as_deref(),
+            Some("40001")
+        );
     } else {
         assert_eq!(combined?, (1000, None), "this database needs no separate statements");
     }

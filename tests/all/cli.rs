@@ -5,6 +5,7 @@
 //! are not: the database's clock is moved by the test, and a second of the host's does not show.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -174,7 +175,7 @@ fn command(url: Option<&str>, arguments: &[&str]) -> Command {
 fn transcript(output: &Output) -> anyhow::Result<String> {
     let mut text = String::new();
     if !output.status.success() {
-        text.push_str(&format!("exit code {}\n", output.status.code().context("killed")?));
+        writeln!(text, "exit code {}", output.status.code().context("killed")?)?;
     }
     text.push_str(std::str::from_utf8(&output.stdout)?);
     if !output.stderr.is_empty() {
@@ -399,11 +400,15 @@ fn shape_of(path: &str, value: &serde_json::Value, shape: &mut BTreeMap<String, 
         Value::Number(_) => "number",
         Value::String(_) => "string",
         Value::Array(items) => {
-            items.iter().for_each(|item| shape_of(&format!("{path}[]"), item, shape));
+            for item in items {
+                shape_of(&format!("{path}[]"), item, shape);
+            }
             return;
         }
         Value::Object(fields) => {
-            fields.iter().for_each(|(name, field)| shape_of(&format!("{path}.{name}"), field, shape));
+            for (name, field) in fields {
+                shape_of(&format!("{path}.{name}"), field, shape);
+            }
             return;
         }
     };
@@ -786,5 +791,64 @@ async fn reading_locks_no_rows() -> anyhow::Result<()> {
     let refused = refused.expect_err("a reading transaction took row locks");
     assert!(refused.contains("read-only transaction"), "{refused}");
     holder.rollback().await?;
+    Ok(())
+}
+
+/// With 20,000 machines of two providers a plan that reads them all is dearer than any index, so the
+/// planner would choose it only where no index fits.
+#[tokio::test]
+async fn no_list_or_search_reads_the_whole_fleet() -> anyhow::Result<()> {
+    let site = Site::create("cli_plans").await?;
+    let pool = site.database.pool().await?;
+    sqlx::raw_sql(
+        "INSERT INTO machine SELECT gen_random_uuid(), now() FROM generate_series(1, 20000);
+         INSERT INTO machine_provided (machine_id, provider, provider_id, status, provided_at, unchanged)
+             SELECT machine_id, CASE WHEN n % 2 = 0 THEN 'sim' ELSE 'rack-a' END, 'm-' || n, 'Running', now(), true
+             FROM (SELECT machine_id, row_number() OVER () AS n FROM machine) m;
+         INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at, phase_index,
+                 phase_since, rules_version, policy_version, version, fence, losses)
+             SELECT machine_id, lane, provider, 1, 0, false, 'r', 'd', 'Ready', now(), 1, 1, 1, 0, 0
+             FROM machine_provided, (VALUES ('access'), ('observe')) l (lane);
+         INSERT INTO machine_agent_heartbeat SELECT machine_id, now(), 'b', 'i', 1, 'v' FROM machine;
+         INSERT INTO history (machine_id, at, event) SELECT machine_id, now(), 'Ready' FROM machine;
+         ANALYZE",
+    )
+    .execute(&pool)
+    .await?;
+    let some: uuid::Uuid = sqlx::query_scalar("SELECT machine_id FROM machine ORDER BY machine_id LIMIT 1")
+        .fetch_one(&pool)
+        .await?;
+    let (some, after) =
+        (format!("'{some}'::uuid"), "'00000000-0000-0000-0000-000000000000'::uuid".to_owned());
+    let text = |value: &str| format!("'{value}'::text");
+    for (statement, parameters) in [
+        (include_str!("../../sql/inspect/classes.sql"), vec![]),
+        (
+            include_str!("../../sql/inspect/machines.sql"),
+            vec![text("Ready"), text("sim"), after, "101".to_owned()],
+        ),
+        (include_str!("../../sql/inspect/by_id.sql"), vec![some.clone(), some.clone(), "6".to_owned()]),
+        (
+            include_str!("../../sql/inspect/by_provider_id.sql"),
+            vec!["NULL::text".to_owned(), text("m-7"), "6".to_owned()],
+        ),
+        (include_str!("../../sql/inspect/near.sql"), vec![text("m-1"), "5".to_owned()]),
+        (include_str!("../../sql/inspect/lanes.sql"), vec![some.clone()]),
+        (include_str!("../../sql/inspect/history.sql"), vec![some.clone(), "50".to_owned()]),
+    ] {
+        let mut statement = statement.to_owned();
+        for (number, value) in parameters.iter().enumerate() {
+            statement = statement.replace(&format!("${}", number + 1), value);
+        }
+        let plan: Vec<String> =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(format!("EXPLAIN {statement}"))).fetch_all(&pool).await?;
+        let whole: Vec<&String> = plan
+            .iter()
+            .filter(|line| line.contains("Seq Scan on machine") || line.contains("Seq Scan on history"))
+            .collect();
+        assert!(whole.is_empty(), "{statement}\n{}", plan.join("\n"));
+    }
+    let list = site.json(&["get", "machines", "--limit", "1500"])?;
+    assert_eq!(list["machines"].as_array().map(Vec::len), Some(1500), "pages of 1,000 are joined");
     Ok(())
 }

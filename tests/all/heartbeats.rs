@@ -174,6 +174,32 @@ async fn two_heartbeats_of_one_machine_in_one_group_leave_the_newer() -> anyhow:
 }
 
 #[tokio::test]
+async fn stranger_in_the_same_group_stands_in_nobodys_way() -> anyhow::Result<()> {
+    let database = TestDatabase::create("stranger").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let agent = TestAgent::new(&pool, &bmdb).await?;
+    bmdb.store_heartbeat(Arc::new(heartbeat(&agent, "a", 1))).await?;
+    let committing = committing(&database).await?;
+    let stranger = |sequence| {
+        let mut heartbeat = heartbeat(&agent, "a", sequence);
+        heartbeat.public_key = [9; 32];
+        heartbeat
+    };
+    let answers = futures::future::join_all(
+        [stranger(50), heartbeat(&agent, "a", 2), stranger(0), stranger(2)]
+            .map(|heartbeat| committing.heartbeats.store(heartbeat)),
+    )
+    .await;
+    let kinds: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_or("error", kind)).collect();
+    assert_eq!(kinds, ["unauthenticated", "stored", "unauthenticated", "unauthenticated"]);
+    let sequence: i64 =
+        sqlx::query_scalar("SELECT sequence FROM machine_agent_heartbeat").fetch_one(&pool).await?;
+    assert_eq!(sequence, 2);
+    committing.end().await
+}
+
+#[tokio::test]
 async fn row_that_somebody_holds_delays_no_other_heartbeat() -> anyhow::Result<()> {
     let database = TestDatabase::create("held_row").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);

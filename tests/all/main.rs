@@ -4,8 +4,13 @@
 mod architecture;
 mod bad_input;
 mod bmdb_kit;
+mod bmdb_migrations;
+mod bmdb_modes;
+mod bmdb_outages;
 mod bmdb_phase_twin;
+mod bmdb_proxy;
 mod bmdb_races;
+mod bmdb_work;
 mod callback;
 mod cli;
 mod command_line;

@@ -1,0 +1,219 @@
+//! The schema forward and back, by several at once, and refused when it is not ours; and the pairs of
+//! statements of which one may skip locked rows and the other may not.
+
+use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
+use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::setup::{MIGRATIONS, known_version};
+use sqlx::migrate::Migrator;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
+
+use crate::bmdb_kit::{Kit, dialect};
+use crate::harness::postgres::TestDatabase;
+use crate::harness::source;
+
+/// An empty database in the test's own server, without shim: migrations as in earnest.
+async fn empty(database: &TestDatabase) -> anyhow::Result<PgConnection> {
+    let mut connection = database.url().parse::<PgConnectOptions>()?.connect().await?;
+    sqlx::raw_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public").execute(&mut connection).await?;
+    sqlx::raw_sql("SET search_path = public, shim, pg_catalog").execute(&mut connection).await?;
+    Ok(connection)
+}
+
+fn settings(database: &TestDatabase) -> anyhow::Result<ConnectionSettings> {
+    let mut settings = ConnectionSettings::from_url(database.url(), "migrating")?;
+    settings.dialect = dialect(database.mode());
+    settings.search_path = Some("public,shim,pg_catalog".into());
+    Ok(settings)
+}
+
+async fn tables(connection: &mut PgConnection) -> anyhow::Result<Vec<String>> {
+    Ok(sqlx::query_scalar(
+        "SELECT c.relname || ' ' || coalesce(a.attname, '') || ' ' || coalesce(format_type(a.atttypid, a.atttypmod), '')
+         FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+         WHERE c.relnamespace = 'public'::regnamespace AND c.relname <> '_sqlx_migrations'
+           AND c.relname NOT LIKE '\\_sqlx%' ORDER BY 1",
+    )
+    .fetch_all(connection)
+    .await?)
+}
+
+fn migrator() -> Migrator {
+    let mut migrator = Migrator { migrations: MIGRATIONS.migrations.clone(), ..Migrator::DEFAULT };
+    migrator.set_locking(false);
+    migrator
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_migration_goes_forward_back_and_forward_again_with_and_without_rows() -> anyhow::Result<()> {
+    let database = TestDatabase::create("migrations").await?;
+    let mut connection = empty(&database).await?;
+    let mut versions: Vec<i64> = vec![0];
+    versions
+        .extend(MIGRATIONS.iter().filter(|one| one.migration_type.is_up_migration()).map(|one| one.version));
+    let mut shapes = vec![tables(&mut connection).await?];
+    for version in &versions[1..] {
+        migrator().run_to(*version, &mut connection).await?;
+        shapes.push(tables(&mut connection).await?);
+        migrator().undo(&mut connection, version - 1).await?;
+        assert_eq!(
+            tables(&mut connection).await?,
+            shapes[shapes.len() - 2],
+            "{version} back leaves another schema"
+        );
+        migrator().run_to(*version, &mut connection).await?;
+        assert_eq!(tables(&mut connection).await?, shapes[shapes.len() - 1], "{version} forward again");
+    }
+    sqlx::raw_sql(
+        "INSERT INTO machine VALUES ('00000000-0000-0000-0000-000000000001', now());
+         INSERT INTO machine_hold VALUES ('00000000-0000-0000-0000-000000000001', 'everything', 'r', 'b', now());
+         INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at,
+                phase_index, phase_since, rules_version, policy_version, version, fence, losses)
+         VALUES ('00000000-0000-0000-0000-000000000001', 'access', '', 1, 0, FALSE, '', '', 'New', now(), 1, 0, 0, 0, 0);
+         INSERT INTO session VALUES (gen_random_uuid(), gen_random_uuid(), 'c', '{}', 1, now(), now());
+         INSERT INTO history VALUES ('00000000-0000-0000-0000-000000000001', now(), 'Held');
+         INSERT INTO brake VALUES ('recovery', 'all', 'r', now(), now())",
+    )
+    .execute(&mut connection)
+    .await?;
+    for (place, version) in versions.iter().enumerate().skip(1).rev() {
+        migrator().undo(&mut connection, version - 1).await?;
+        assert_eq!(tables(&mut connection).await?, shapes[place - 1], "{version} back with rows");
+    }
+    migrator().run(&mut connection).await?;
+    assert_eq!(Some(&tables(&mut connection).await?), shapes.last());
+    connection.close().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_processes_migrate_an_empty_database_at_once() -> anyhow::Result<()> {
+    let database = TestDatabase::create("migrate_at_once").await?;
+    let mut connection = empty(&database).await?;
+    let mut all = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let settings = settings(&database)?;
+        all.spawn(async move {
+            let bmdb = Bmdb::connect(settings).await?;
+            bmdb.migrate().await?;
+            bmdb.require_schema().await?;
+            bmdb.identity().await
+        });
+    }
+    let mut identities = Vec::new();
+    while let Some(done) = all.join_next().await {
+        identities.push(done??);
+    }
+    identities.dedup();
+    assert_eq!(identities.len(), 1, "each thinks it is another database: {identities:?}");
+    let (rows, locks): (i64, i64) =
+        sqlx::query_as("SELECT (SELECT count(*) FROM policy), (SELECT count(*) FROM migration_lock)")
+            .fetch_one(&mut connection)
+            .await?;
+    assert_eq!((rows, locks), (1, 0));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn schema_that_is_not_this_releases_is_refused_with_a_sentence() -> anyhow::Result<()> {
+    let database = TestDatabase::create("other_schema").await?;
+    let mut connection = empty(&database).await?;
+    let bmdb = Bmdb::connect(settings(&database)?).await?;
+    let known = known_version();
+    let said = bmdb.require_schema().await.expect_err("an empty database passed").to_string();
+    assert_eq!(
+        said,
+        format!(
+            "the BMDB has schema version 0, and this release needs {known}: start the `shepherd` of this \
+             release once, which upgrades it"
+        )
+    );
+    bmdb.migrate().await?;
+    sqlx::query(
+        "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+         VALUES (9999, 'of the future', TRUE, '', 0)",
+    )
+    .execute(&mut connection)
+    .await?;
+    for said in [bmdb.require_schema().await, bmdb.migrate().await] {
+        let said = said.expect_err("a newer schema passed");
+        assert!(matches!(said, BmdbError::NewerSchema { found: 9999, .. }));
+        assert_eq!(
+            said.to_string(),
+            format!(
+                "the BMDB has schema version 9999, and this release knows versions up to {known}: it was \
+                 upgraded by a newer shepherd; start that release instead"
+            )
+        );
+    }
+    let locks: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM migration_lock").fetch_one(&mut connection).await?;
+    assert_eq!(locks, 0, "the refusal kept the lock");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_of_a_process_that_died_migrating_is_taken_over() -> anyhow::Result<()> {
+    let kit = Kit::new("dead_migrator").await?;
+    sqlx::query(
+        "INSERT INTO migration_lock VALUES (TRUE, gen_random_uuid(), pg_catalog.now() - INTERVAL '1 second')",
+    )
+    .execute(&kit.pool)
+    .await?;
+    kit.bmdb.migrate().await?;
+    assert_eq!(kit.count("SELECT count(*) FROM migration_lock").await?, 0);
+    Ok(())
+}
+
+/// A statement as words, without comments and layout.
+fn words(path: &str) -> anyhow::Result<String> {
+    let text = source::read(path.as_ref())?;
+    let code: Vec<&str> = text.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
+    Ok(code.join(" ").split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+#[test]
+fn statements_for_databases_without_skip_locked_differ_only_where_they_must() -> anyhow::Result<()> {
+    let mut pairs = Vec::new();
+    for path in source::files("sql", "sql")? {
+        let name = path.to_string_lossy().into_owned();
+        if let Some(stem) = name.strip_suffix("_waiting.sql") {
+            pairs.push((format!("{stem}.sql"), name.clone()));
+        }
+    }
+    assert!(pairs.len() >= 5, "{pairs:?}");
+    let mut skipping_files = 0;
+    for path in source::files("sql", "sql")? {
+        let text = words(&path.to_string_lossy())?;
+        assert!(
+            !path.to_string_lossy().ends_with("_waiting.sql") || !text.contains("SKIP LOCKED"),
+            "{path:?}"
+        );
+        skipping_files += usize::from(text.contains("SKIP LOCKED"));
+    }
+    assert_eq!(skipping_files, pairs.len(), "a statement that skips locked rows has no waiting twin");
+    for (skipping, waiting) in pairs {
+        let (skips, waits) = (words(&skipping)?, words(&waiting)?);
+        assert!(skips.contains(" SKIP LOCKED"), "{skipping}");
+        let mut expected = skips.replace(" SKIP LOCKED", "");
+        // Whoever waits must wait in the order that everybody locks in.
+        if skipping.ends_with("claim/claim.sql") {
+            expected = expected
+                .replace(
+                    "FROM candidate c JOIN",
+                    "FROM (SELECT machine_id, lane, turn FROM candidate ORDER BY turn, ready_at, machine_id \
+                     LIMIT (SELECT count(*) FROM live)) c JOIN",
+                )
+                .replace(
+                    "ORDER BY c.turn, d.ready_at, d.machine_id LIMIT (SELECT count(*) FROM live) FOR UPDATE",
+                    "ORDER BY d.machine_id, d.lane FOR UPDATE",
+                );
+        }
+        if skipping.ends_with("rearm_timers.sql") {
+            expected = expected
+                .replace("ORDER BY d.ready_at LIMIT 1000", "ORDER BY d.machine_id, d.lane LIMIT 1000");
+        }
+        assert_eq!(waits, expected, "{waiting}");
+    }
+    Ok(())
+}

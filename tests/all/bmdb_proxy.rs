@@ -1,0 +1,190 @@
+//! A network between the engine and PostgreSQL that fails on demand.
+//!
+//! It forwards bytes from a TCP port to the server's socket, and can swallow everything for a while
+//! (as a partition does), refuse and cut connections (as a restart does), or let one statement
+//! through and drop the connection instead of its answer.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context as _;
+use sqlx::postgres::PgConnectOptions;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::postgres::TestDatabase;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Network {
+    Good,
+    Swallows,
+    Refuses,
+}
+
+pub(crate) struct Proxy {
+    url: String,
+    network: watch::Sender<Network>,
+    state: Arc<State>,
+    stop: CancellationToken,
+}
+
+#[derive(Default)]
+struct State {
+    marker: Mutex<Option<Vec<u8>>>,
+    connections: Mutex<Vec<CancellationToken>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Proxy {
+    pub(crate) async fn start(database: &TestDatabase) -> anyhow::Result<Self> {
+        let options: PgConnectOptions = database.url().parse()?;
+        let socket = options.get_socket().context("the server listens on a socket")?.join(".s.PGSQL.5432");
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let name = options.get_database().context("no database in the address")?;
+        let (_, query) = database.url().split_once('?').context("no query in the address")?;
+        let kept: Vec<&str> = query
+            .split('&')
+            .filter(|part| !part.starts_with("host=") && !part.starts_with("port="))
+            .collect();
+        let url = format!("postgres://{}/{name}?{}", listener.local_addr()?, kept.join("&"));
+        let proxy = Self {
+            url,
+            network: watch::Sender::new(Network::Good),
+            state: Arc::default(),
+            stop: CancellationToken::new(),
+        };
+        tokio::spawn(accept(
+            listener,
+            socket,
+            proxy.network.subscribe(),
+            proxy.state.clone(),
+            proxy.stop.clone(),
+        ));
+        Ok(proxy)
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The next message that contains `marker` reaches the server, its answer nobody.
+    pub(crate) fn lose_the_answer_to(&self, marker: &str) {
+        *locked(&self.state.marker) = Some(marker.as_bytes().to_owned());
+    }
+
+    /// Whether that has happened.
+    pub(crate) fn answer_was_lost(&self) -> bool {
+        locked(&self.state.marker).is_none()
+    }
+
+    /// From now on nothing gets through, and nobody is told.
+    pub(crate) fn swallow(&self) {
+        self.network.send_replace(Network::Swallows);
+    }
+
+    /// From now on connections are cut and refused.
+    pub(crate) fn refuse(&self) {
+        self.network.send_replace(Network::Refuses);
+        self.cut();
+    }
+
+    /// Cuts every connection there is.
+    pub(crate) fn cut(&self) {
+        for connection in locked(&self.state.connections).drain(..) {
+            connection.cancel();
+        }
+    }
+
+    /// All is well for new connections; what was swallowed stays lost.
+    pub(crate) fn heal(&self) {
+        // A partition that ends leaves connections whose packets are gone: they stay silent.
+        self.network.send_replace(Network::Good);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.cut();
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    socket: PathBuf,
+    network: watch::Receiver<Network>,
+    state: Arc<State>,
+    stop: CancellationToken,
+) {
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((client, _)) = accepted else { return };
+        if *network.borrow() == Network::Refuses {
+            continue;
+        }
+        let cut = CancellationToken::new();
+        locked(&state.connections).push(cut.clone());
+        let (socket, network, state) = (socket.clone(), network.clone(), state.clone());
+        tokio::spawn(async move {
+            let forward = serve(client, socket, network, state);
+            tokio::select! {
+                () = cut.cancelled() => {}
+                _ = forward => {}
+            }
+        });
+    }
+}
+
+async fn serve(
+    client: TcpStream,
+    socket: PathBuf,
+    network: watch::Receiver<Network>,
+    state: Arc<State>,
+) -> std::io::Result<()> {
+    let server = UnixStream::connect(socket).await?;
+    let (client_reads, client_writes) = client.into_split();
+    let (server_reads, server_writes) = server.into_split();
+    let losing = CancellationToken::new();
+    let up = pump(client_reads, server_writes, network.clone(), |bytes| {
+        let mut marker = locked(&state.marker);
+        if marker.as_ref().is_some_and(|marker| bytes.windows(marker.len()).any(|part| part == marker)) {
+            *marker = None;
+            losing.cancel();
+        }
+        true
+    });
+    let down = pump(server_reads, client_writes, network, |_| !losing.is_cancelled());
+    tokio::select! {
+        ended = up => ended,
+        ended = down => ended,
+    }
+}
+
+/// Forwards until one side ends or `pass` says no. What was swallowed once is never sent later.
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    network: watch::Receiver<Network>,
+    pass: impl Fn(&[u8]) -> bool,
+) -> std::io::Result<()> {
+    let mut bytes = vec![0; 64 * 1024];
+    loop {
+        let length = from.read(&mut bytes).await?;
+        if length == 0 || !pass(&bytes[..length]) {
+            return Ok(());
+        }
+        if *network.borrow() == Network::Swallows {
+            // This connection has a hole in it from now on.
+            std::future::pending::<()>().await;
+        }
+        to.write_all(&bytes[..length]).await?;
+    }
+}

@@ -1,0 +1,232 @@
+//! How work ends, what that leaves behind, and how work that must stop learns of it.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use shepherd::bmdb::change::FactChange;
+use shepherd::bmdb::claim::Claimed;
+use shepherd::bmdb::error::BmdbError;
+use shepherd::model::backoff::Backoff;
+use shepherd::model::process::Process;
+use shepherd::model::time::Span;
+
+use crate::bmdb_kit::{Kit, LONG, PATIENCE, Shepherd, hold, until};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finish() -> anyhow::Result<()> {
+    let kit = Kit::new("backoff").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let mut session = shepherd.session().await?;
+    // The published sequence, though the rest of the row is computed anew each time.
+    for (failures, expected) in (1_u32..).zip([1_u64, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17]) {
+        let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+        let backoff = Backoff { initial: Span::seconds(1), maximum: Span::minutes(5), exponent: 1.1 };
+        work.fail(Vec::new(), "no route", Some(backoff)).await?;
+        let snapshot = kit.bmdb.snapshot(machine).await?;
+        let fact = &snapshot.facts.backoffs[&Process::AgentStart];
+        assert_eq!((fact.failures, fact.last_interval.as_secs()), (failures, expected));
+        let wait = (fact.until - snapshot.now).to_std()?;
+        assert!(wait <= fact.last_interval.mul_f64(1.1), "waits {wait:?}");
+        let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
+        if wait > Duration::from_millis(500) {
+            let early = claimer.claim(std::slice::from_ref(&session)).await?;
+            assert!(matches!(early, Claimed::Empty), "claimed in its backoff: {early:?}");
+        }
+        kit.database.advance(Duration::from_secs(expected + expected / 5 + 1)).await?;
+        if failures == 3 {
+            let priority = kit.count("SELECT priority FROM machine_due WHERE lane = 'access'").await?;
+            assert_eq!(priority, 2, "yields to others after three failures");
+        }
+        session = shepherd.session().await?;
+        let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+        work.cancel("not now").await?;
+        let kept = kit.bmdb.snapshot(machine).await?.facts.backoffs[&Process::AgentStart].clone();
+        assert_eq!(kept.failures, failures, "a cancel is no failure and no success");
+    }
+    shepherd.claim_one(&session, Process::AgentStart).await?.finish(Vec::new(), "done").await?;
+    assert!(kit.bmdb.snapshot(machine).await?.facts.backoffs.is_empty());
+    assert_eq!(kit.sweep().await?, 0);
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_fails_by_the_stored_policy_and_not_by_what_was_read_of_it_last() -> anyhow::Result<()> {
+    let kit = Kit::new("stored_policy").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    kit.bmdb
+        .change_policy("test", |policy| {
+            let day = Backoff { initial: Span::hours(24), maximum: Span::hours(24), exponent: 1.0 };
+            policy.backoff.insert(Process::AgentStart, day);
+        })
+        .await?;
+    let session = shepherd.session().await?;
+    shepherd.claim_one(&session, Process::AgentStart).await?.fail(Vec::new(), "no", None).await?;
+    let fact = kit.bmdb.snapshot(machine).await?.facts.backoffs[&Process::AgentStart].clone();
+    assert_eq!(fact.last_interval, Duration::from_hours(24));
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_put_off_is_due_again_at_its_time_without_a_failure() -> anyhow::Result<()> {
+    let kit = Kit::new("put_off").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+    let until = kit.bmdb.snapshot(machine).await?.now + TimeDelta::seconds(300);
+    work.put_off(Vec::new(), until, "the brake is on").await?;
+    let (reason, exact): (String, bool) =
+        sqlx::query_as("SELECT reason, ready_at = $1 FROM machine_due WHERE lane = 'access'")
+            .bind(until)
+            .fetch_one(&kit.pool)
+            .await?;
+    assert_eq!((reason.as_str(), exact), ("the brake is on", true));
+    let facts = kit.bmdb.snapshot(machine).await?.facts;
+    assert!(facts.postponements[&Process::AgentStart].decided_at.contains("bmdb_work.rs:"));
+    assert!(facts.backoffs.is_empty());
+    kit.database.advance(Duration::from_secs(301)).await?;
+    let session = shepherd.session().await?;
+    shepherd.claim_one(&session, Process::AgentStart).await?.finish(Vec::new(), "done").await?;
+    assert!(kit.bmdb.snapshot(machine).await?.facts.postponements.is_empty());
+    assert_eq!(kit.ends(machine).await?, ["PutOff", "Finished"]);
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_set_during_work_stops_it_with_the_reason() -> anyhow::Result<()> {
+    let kit = Kit::new("hold_stops").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(4)).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+    work.may_call_out()?;
+    kit.change(machine, vec![hold("disk swap")]).await?;
+    tokio::time::timeout(PATIENCE, work.stop().cancelled()).await?;
+    assert_eq!(
+        work.stop_reason(),
+        Some("the machine is not due for AgentStart any more: held by kim: disk swap")
+    );
+    assert!(work.may_call_out().is_err());
+    drop(work);
+    shepherd.sessions.drained().await;
+    assert_eq!(kit.ends(machine).await?, ["Cancelled"]);
+    let claimed = shepherd.claimer(Process::AgentStart, "rack").claim(&[session]).await?;
+    assert!(matches!(claimed, Claimed::Empty), "{claimed:?}");
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_work_is_cancelled_before_drained_returns() -> anyhow::Result<()> {
+    let kit = Kit::new("dropped").await?;
+    kit.provided(20, "rack").await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let mut sessions = Vec::new();
+    for _ in 0..20 {
+        sessions.push(shepherd.session().await?);
+    }
+    let claimed = shepherd.claimer(Process::AgentStart, "rack").claim(&sessions).await?;
+    let Claimed::Work(work) = claimed else { panic!("{claimed:?}") };
+    assert_eq!(work.len(), 20);
+    drop(work);
+    shepherd.sessions.drained().await;
+    assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
+    assert_eq!(kit.count("SELECT count(*) FROM history WHERE event = 'Cancelled'").await?, 20);
+    for session in &sessions {
+        shepherd.sessions.close(session, "done").await?;
+    }
+    assert_eq!(kit.count("SELECT count(*) FROM session WHERE closed_at IS NULL").await?, 0);
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ending_that_the_database_refuses_is_given_up_and_the_machine_is_free() -> anyhow::Result<()> {
+    let kit = Kit::new("refused_ending").await?;
+    let machines = kit.provided(2, "rack").await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+    let machine = work.machine();
+    // A key of the wrong length breaks a constraint, now and for ever.
+    let agent = shepherd::bmdb::change::NewAgent {
+        public_key: vec![1; 31],
+        boot_id: None,
+        version: "1".into(),
+        supervision: "systemd".into(),
+        fence: work.fence(),
+    };
+    let finish =
+        tokio::time::timeout(PATIENCE, work.finish(vec![FactChange::AgentStarted(agent)], "done")).await?;
+    assert!(matches!(finish, Err(BmdbError::Statement { .. })), "{finish:?}");
+    shepherd.sessions.drained().await;
+    assert_eq!(kit.ends(machine).await?, ["Cancelled"]);
+
+    // What a machine says may hold anything, and still must end its work with a backoff.
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+    let machine = work.machine();
+    assert!(machines.contains(&machine));
+    tokio::time::timeout(PATIENCE, work.fail(Vec::new(), "garbage \0 from a console", None)).await??;
+    assert_eq!(kit.ends(machine).await?.last().map(String::as_str), Some("Failed"));
+    let cause = kit.bmdb.snapshot(machine).await?.facts.backoffs[&Process::AgentStart].cause.clone();
+    assert_eq!(cause, "garbage \u{fffd} from a console");
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn priorities_share_by_weight_and_the_oldest_of_a_class_goes_first() -> anyhow::Result<()> {
+    let kit = Kit::new("shares").await?;
+    kit.provided(300, "rack").await?;
+    sqlx::query(
+        "UPDATE machine_due d SET priority = n % 3, ready_at = now() - n * INTERVAL '1 second'
+         FROM (SELECT machine_id, row_number() OVER (ORDER BY machine_id) n FROM machine) m
+         WHERE d.machine_id = m.machine_id AND lane = 'access'",
+    )
+    .execute(&kit.pool)
+    .await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let mut sessions = Vec::new();
+    for _ in 0..7 {
+        sessions.push(shepherd.session().await?);
+    }
+    let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
+    let mut taken = Vec::new();
+    // 105 claims: five rounds of 16 + 4 + 1.
+    for _ in 0..15 {
+        let claimed = claimer.claim(&sessions).await?;
+        let Claimed::Work(work) = claimed else { panic!("{claimed:?}") };
+        assert_eq!(work.len(), 7);
+        for item in work {
+            taken.push(item.machine().0);
+            item.put_off(
+                Vec::new(),
+                kit.bmdb.snapshot(kit_machine(&taken)).await?.now + TimeDelta::hours(1),
+                "later",
+            )
+            .await?;
+        }
+    }
+    let mut shares = Vec::new();
+    for priority in 0..3_i64 {
+        let (count, oldest): (i64, bool) = sqlx::query_as(
+            "WITH m AS (SELECT machine_id, row_number() OVER (ORDER BY machine_id) n FROM machine),
+             c AS (SELECT machine_id, n, row_number() OVER (ORDER BY n DESC) AS place FROM m WHERE n % 3 = $1)
+             SELECT count(*), coalesce(max(place), 0) = count(*) FROM c WHERE machine_id = ANY ($2)",
+        )
+        .bind(priority)
+        .bind(&taken)
+        .fetch_one(&kit.pool)
+        .await?;
+        assert!(oldest, "of priority {priority} not the oldest were taken");
+        shares.push(count);
+    }
+    for (share, expected) in shares.iter().zip([80_i64, 20, 5]) {
+        assert!((share - expected).abs() <= 2, "{shares:?} instead of 80, 20, 5");
+    }
+    until("nothing is held", async || Ok(kit.count("SELECT count(*) FROM work").await? == 0)).await?;
+    shepherd.stop().await
+}
+
+fn kit_machine(taken: &[uuid::Uuid]) -> shepherd::model::ids::MachineId {
+    shepherd::model::ids::MachineId(taken.last().copied().unwrap_or_default())
+}
