@@ -14,6 +14,8 @@ mod bmdb_work;
 mod callback;
 mod cli;
 mod command_line;
+mod database_login;
+mod demo;
 mod dependencies;
 mod harness;
 mod heartbeats;
