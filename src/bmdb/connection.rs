@@ -378,6 +378,7 @@ fn unreachable_reason(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::Io(io) => io.to_string(),
         sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
+        sqlx::Error::Database(refusal) => refusal.message().to_owned(),
         other => other.to_string(),
     }
 }

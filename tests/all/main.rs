@@ -2,6 +2,7 @@
 //! module per capability.
 
 mod architecture;
+mod bad_input;
 mod bmdb_explain;
 mod bmdb_invariants;
 mod bmdb_kit;
@@ -15,7 +16,10 @@ mod bmdb_work;
 mod callback;
 mod checker;
 mod cli;
+mod command_line;
 mod control_loops;
+mod database_login;
+mod demo;
 mod dependencies;
 mod harness;
 mod heartbeats;
