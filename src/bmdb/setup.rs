@@ -43,6 +43,11 @@ impl Bmdb {
     /// Brings the schema up to date and writes the rows that must exist. Safe from several
     /// processes at once.
     pub async fn migrate(&self) -> Result<(), BmdbError> {
+        // Before anything is written: what a newer release made is not ours to touch.
+        let (found, known) = (self.schema_version().await?, known_version());
+        if found > known {
+            return Err(BmdbError::NewerSchema { found, known });
+        }
         self.pool().execute(LOCK_TABLE).await.or_else(ignore_race).doing("creating the migration lock")?;
         let me = uuid::Uuid::new_v4();
         for attempt in 0.. {
@@ -120,11 +125,11 @@ impl Bmdb {
 }
 
 /// Two processes that create the table at once: one of them is told that it exists, in one of
-/// three ways.
+/// four ways: as a table, as the table's type, as a key of the catalogue, as a conflict.
 fn ignore_race(error: sqlx::Error) -> Result<sqlx::postgres::PgQueryResult, sqlx::Error> {
     match &error {
         sqlx::Error::Database(database)
-            if matches!(database.code().as_deref(), Some("42P07" | "23505" | "40001")) =>
+            if matches!(database.code().as_deref(), Some("42P07" | "42710" | "23505" | "40001")) =>
         {
             Ok(sqlx::postgres::PgQueryResult::default())
         }
