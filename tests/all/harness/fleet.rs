@@ -216,7 +216,7 @@ impl Fleet {
 /// Connections for looking only: a statement that cannot fail because of what it happened to see.
 async fn looking(database: &TestDatabase) -> Result<PgPool> {
     let options: PgConnectOptions = database.url().parse()?;
-    let options = options.options([("default_transaction_isolation", "read\\ committed")]);
+    let options = options.options([("default_transaction_isolation", "read committed")]);
     Ok(PgPoolOptions::new().max_connections(4).connect_with(options).await?)
 }
 
