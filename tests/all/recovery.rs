@@ -120,7 +120,9 @@ async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> Resu
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_most_fall_silent_at_once_recovery_is_held_and_then_released() -> Result<()> {
-    let brake = ["--recovery_brake_window=15s", "--recovery_brake_fraction=0.3"];
+    // A worker for each, because those who try to reach a hung machine are busy for longer than the brake lasts.
+    let brake =
+        ["--recovery_brake_window=15s", "--recovery_brake_fraction=0.3", "--recoverer_loop_parallelism=8"];
     let (fleet, _shepherd) = ready("recover_brake", 12, &brake).await?;
     for machine in 1..=8 {
         fleet.strike(&format!("sim-{machine:04}"), "hang").await?;
