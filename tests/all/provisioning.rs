@@ -5,6 +5,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::lease::NamedLease;
 use shepherd::bmdb::session::Sessions;
 use shepherd::model::ids::{IntentId, ProcessId};
 use shepherd::providers::provider::{Creation as _, Provider as _};
@@ -24,6 +26,44 @@ async fn stop(fleet: &Fleet, mut shepherd: Program) -> Result<()> {
     let status = shepherd.terminate().await?;
     ensure!(status.code() == Some(0), "it ended with {status}\n{}", fleet.explain().await?);
     Ok(())
+}
+
+/// A provisioner that will crash, step by step in the test's own hands.
+struct Doomed {
+    bmdb: Bmdb,
+    keep: CancellationToken,
+    keeper: tokio::task::JoinHandle<()>,
+}
+
+async fn doomed(fleet: &Fleet) -> Result<(SimulatedProvider, NamedLease, Doomed)> {
+    let bmdb = fleet.database.bmdb().await?;
+    bmdb.migrate().await?;
+    let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_mins(2));
+    let keep = CancellationToken::new();
+    let keeper = tokio::spawn(keeper.keep(keep.clone()));
+    let session = sessions.start("provisioner", serde_json::json!({})).await?;
+    let lease = bmdb.take_lease(&session, "provisioner", "sim").await?.context("nobody else has it")?;
+    let config = SimulatedConfig { name: "sim".parse()?, url: fleet.url.clone(), caller: None };
+    Ok((SimulatedProvider::new(config)?, lease, Doomed { bmdb, keep, keeper }))
+}
+
+impl Doomed {
+    /// It is gone, and its session's deadline passed.
+    async fn now(self, fleet: &Fleet) -> Result<()> {
+        sqlx::query("UPDATE session SET deadline = clock_timestamp() - INTERVAL '1 min'")
+            .execute(&fleet.pool)
+            .await?;
+        self.keep.cancel();
+        Ok(self.keeper.await?)
+    }
+}
+
+/// What became of an intent; empty while that is open.
+async fn outcome(fleet: &Fleet, intent: IntentId) -> Result<String> {
+    Ok(sqlx::query_scalar("SELECT COALESCE(outcome, '') FROM intent WHERE intent_id = $1")
+        .bind(intent.0)
+        .fetch_one(&fleet.pool)
+        .await?)
 }
 
 async fn machines(fleet: &Fleet) -> Result<i64> {
@@ -67,37 +107,19 @@ async fn capacity_becomes_machines_up_to_the_limit_and_by_the_chunk() -> Result<
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_crash_left_open_is_adopted_once_or_settled() -> Result<()> {
     let fleet = Fleet::start("provision_adopt", &["--machines", "4"]).await?;
-    // A provisioner that crashes twice: after the provider made the machine, and before it was asked.
-    let bmdb = fleet.database.bmdb().await?;
-    bmdb.migrate().await?;
-    let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_mins(2));
-    let keep = CancellationToken::new();
-    let keeper = tokio::spawn(keeper.keep(keep.clone()));
-    let session = sessions.start("provisioner", serde_json::json!({})).await?;
-    let lease = bmdb.take_lease(&session, "provisioner", "sim").await?.context("nobody else has it")?;
-    let config = SimulatedConfig { name: "sim".parse()?, url: fleet.url.clone(), caller: None };
-    let provider = SimulatedProvider::new(config)?;
+    let (provider, lease, crash) = doomed(&fleet).await?;
+    // It crashes twice: after the provider made the machine, and before it was asked.
     let free = provider.list().await?.first().context("capacity")?.id.clone();
-    let asked = bmdb.begin_creation(&lease, &free).await?;
+    let asked = crash.bmdb.begin_creation(&lease, &free).await?;
     let made = provider.create(asked, Some(&free)).await?;
-    let not_asked = bmdb.begin_creation(&lease, "never asked for").await?;
-    sqlx::query("UPDATE session SET deadline = clock_timestamp() - INTERVAL '1 min'")
-        .execute(&fleet.pool)
-        .await?;
-    keep.cancel();
-    keeper.await?;
+    let not_asked = crash.bmdb.begin_creation(&lease, "never asked for").await?;
+    crash.now(&fleet).await?;
 
     let shepherd = provisioner(&fleet, "next", &[])?;
     fleet.until("all four are known", "SELECT count(*) = 4 FROM machine").await?;
     fleet.until("nothing is open", "SELECT count(*) = 0 FROM intent WHERE settled_at IS NULL").await?;
     stop(&fleet, shepherd).await?;
-    let outcome = async |intent: IntentId| -> Result<String> {
-        Ok(sqlx::query_scalar("SELECT outcome FROM intent WHERE intent_id = $1")
-            .bind(intent.0)
-            .fetch_one(&fleet.pool)
-            .await?)
-    };
-    assert_eq!(outcome(not_asked).await?, "nothing was made");
+    assert_eq!(outcome(&fleet, not_asked).await?, "nothing was made");
     let recorded: (String, String) = sqlx::query_as(
         "SELECT machine_id::TEXT, h.detail FROM machine_provided p JOIN history h USING (machine_id)
          WHERE p.provider_id = $1 AND h.event = 'Provided' AND h.detail LIKE '%: ' || $1",
@@ -105,8 +127,28 @@ async fn what_a_crash_left_open_is_adopted_once_or_settled() -> Result<()> {
     .bind(&made.id)
     .fetch_one(&fleet.pool)
     .await?;
-    assert_eq!(outcome(asked).await?, format!("machine {}", recorded.0));
+    assert_eq!(outcome(&fleet, asked).await?, format!("machine {}", recorded.0));
     assert_eq!(recorded.1, format!("adopted by its intent: {}", made.id));
+    assert_eq!(check(&Records::read(&fleet.pool, &fleet.journal()?).await?), []);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> Result<()> {
+    let fleet = Fleet::start("provision_late", &["--machines", "3"]).await?;
+    let (provider, lease, crash) = doomed(&fleet).await?;
+    let late = crash.bmdb.begin_creation(&lease, "on its way").await?;
+    crash.now(&fleet).await?;
+    let limits = ["--provisioner_max_machines", "2", "--outward_limit", "1m"];
+    let shepherd = provisioner(&fleet, "next", &limits)?;
+    fleet.until("two are known", "SELECT count(*) = 2 FROM machine").await?;
+    // Whoever looks for it by now finds nothing.
+    lists(&fleet, 2).await?;
+    let made = provider.create(late, None).await?;
+    fleet.until("it is known too", "SELECT count(*) = 3 FROM machine").await?;
+    stop(&fleet, shepherd).await?;
+    assert!(outcome(&fleet, late).await?.starts_with("machine "));
+    assert!(fleet.holds("SELECT count(*) = 0 FROM machine_quarantine").await?, "{} is no stranger", made.id);
     assert_eq!(check(&Records::read(&fleet.pool, &fleet.journal()?).await?), []);
     Ok(())
 }

@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use shepherd::simulator::fault_command::{self, FaultArgs};
 use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tempfile::TempDir;
 
 use crate::harness::mode::Mode;
@@ -108,7 +109,7 @@ impl Fleet {
         // An error means that another test has done it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let database = TestDatabase::create(test_name).await?;
-        let pool = database.pool().await?;
+        let pool = looking(&database).await?;
         let directory = tempfile::tempdir()?;
         let log = directory.path().join("simulator.log");
         let mut command = Command::new(env!("CARGO_BIN_EXE_shepherd"));
@@ -210,6 +211,13 @@ impl Fleet {
         }
         Ok(text)
     }
+}
+
+/// Connections for looking only: a statement that cannot fail because of what it happened to see.
+async fn looking(database: &TestDatabase) -> Result<PgPool> {
+    let options: PgConnectOptions = database.url().parse()?;
+    let options = options.options([("default_transaction_isolation", "read committed")]);
+    Ok(PgPoolOptions::new().max_connections(4).connect_with(options).await?)
 }
 
 /// Flags of a shepherd in a hurry. What comes after them counts.
