@@ -1,6 +1,10 @@
 -- Claims for every idle session at once: the oldest due rows of each class (provider, priority,
 -- bucket), priorities sharing by weight. Candidates are read without locks; those whose turn it is
 -- are locked, passing over rows that somebody else has, and the UPDATE repeats the whole predicate.
+--
+-- What is locked is looked up by key. IS TRUE keeps the planner from joining the few candidates with
+-- everything that is due instead, through an index on the same conditions: a claim would then cost
+-- what the backlog is long.
 WITH class AS MATERIALIZED (
     SELECT provider, priority, bucket, floor, pass, weight
     FROM unnest($3::TEXT[], $4::INT8[], $5::INT8[], $6::TIMESTAMPTZ[], $7::FLOAT8[], $8::FLOAT8[])
@@ -27,9 +31,12 @@ candidate AS MATERIALIZED (
 picked AS MATERIALIZED (
     SELECT machine_id, lane, row_number() OVER (ORDER BY turn, ready_at, machine_id) AS n
     FROM (SELECT d.machine_id, d.lane, c.turn, d.ready_at
-          FROM candidate c
+          FROM (SELECT machine_id, lane, turn FROM candidate
+                ORDER BY turn, ready_at, machine_id
+                LIMIT 8 * $10) c
           JOIN machine_due d ON d.machine_id = c.machine_id AND d.lane = c.lane
-          WHERE d.lease_session IS NULL AND d.process = $2 AND d.ready_at <= now() AND NOT d.timer
+          WHERE (d.lease_session IS NULL) IS TRUE AND (d.process = $2) IS TRUE AND d.ready_at <= now()
+            AND NOT d.timer
             AND (d.not_before IS NULL OR d.not_before <= now()) AND d.rules_version <= $9
             AND d.provider = ANY ($3)
           ORDER BY c.turn, d.ready_at, d.machine_id

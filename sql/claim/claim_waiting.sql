@@ -31,7 +31,8 @@ picked AS MATERIALIZED (
                 ORDER BY turn, ready_at, machine_id
                 LIMIT (SELECT count(*) FROM live)) c
           JOIN machine_due d ON d.machine_id = c.machine_id AND d.lane = c.lane
-          WHERE d.lease_session IS NULL AND d.process = $2 AND d.ready_at <= now() AND NOT d.timer
+          WHERE (d.lease_session IS NULL) IS TRUE AND (d.process = $2) IS TRUE AND d.ready_at <= now()
+            AND NOT d.timer
             AND (d.not_before IS NULL OR d.not_before <= now()) AND d.rules_version <= $9
             AND d.provider = ANY ($3)
           ORDER BY d.machine_id, d.lane

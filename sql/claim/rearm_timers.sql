@@ -1,26 +1,31 @@
 -- Timers that came due: moved to when the machine will really have been silent for too long, by the
 -- heartbeats that came since, or fired. Where nobody listens, silence proves nothing.
+-- Facts are looked up machine by machine, and the LIMIT on the policy says that it is one row: joined
+-- and unaware, the planner reads every heartbeat of the fleet for one timer.
 WITH listening AS MATERIALIZED (
     SELECT p.silence_timeout_ms * INTERVAL '1 millisecond' AS silence,
            p.first_heartbeat_timeout_ms * INTERVAL '1 millisecond' AS first,
            (SELECT min(l.since) FROM fleet_listening l
              WHERE l.last_commit > clock_timestamp() - p.listening_gap_ms * INTERVAL '1 millisecond') AS since
-    FROM policy p),
+    FROM policy p LIMIT 1),
 come AS MATERIALIZED (
     SELECT d.machine_id, d.lane
     FROM machine_due d
     WHERE d.timer AND d.lease_session IS NULL AND d.ready_at <= now() AND d.rules_version <= $1
     ORDER BY d.ready_at LIMIT 1000
     FOR UPDATE OF d SKIP LOCKED),
-truth AS MATERIALIZED (
+known AS MATERIALIZED (
     SELECT come.machine_id, come.lane,
+           (SELECT a.started_at FROM machine_agent_started a WHERE a.machine_id = come.machine_id) AS started,
+           (SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = come.machine_id) AS heard
+    FROM come),
+truth AS MATERIALIZED (
+    SELECT k.machine_id, k.lane,
            CASE WHEN l.since IS NULL THEN clock_timestamp() + l.silence
-                WHEN h.at IS NULL THEN GREATEST(a.started_at, l.since) + l.first
-                ELSE GREATEST(h.at, a.started_at, l.since) + l.silence END AS silent_from
-    FROM come
-    CROSS JOIN listening l
-    JOIN machine_agent_started a ON a.machine_id = come.machine_id
-    LEFT JOIN machine_agent_heartbeat h ON h.machine_id = come.machine_id),
+                WHEN k.heard IS NULL THEN GREATEST(k.started, l.since) + l.first
+                ELSE GREATEST(k.heard, k.started, l.since) + l.silence END AS silent_from
+    FROM known k CROSS JOIN listening l
+    WHERE k.started IS NOT NULL),
 armed AS (
     UPDATE machine_due d
     SET ready_at = GREATEST(truth.silent_from, now()),

@@ -1,3 +1,4 @@
+-- The array makes the UPDATE go by key: joined, it reads every session there ever was.
 WITH dead AS MATERIALIZED (
     SELECT session_id FROM session
     WHERE closed_at IS NULL AND deadline < clock_timestamp() - INTERVAL '300 milliseconds'
@@ -5,6 +6,5 @@ WITH dead AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED)
 UPDATE session s
 SET closed_at = clock_timestamp(), close_reason = 'its deadline passed'
-FROM dead
-WHERE s.session_id = dead.session_id
+WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM dead)) AND s.closed_at IS NULL
 RETURNING s.session_id

@@ -5,6 +5,5 @@ WITH dead AS MATERIALIZED (
     FOR UPDATE)
 UPDATE session s
 SET closed_at = clock_timestamp(), close_reason = 'its deadline passed'
-FROM dead
-WHERE s.session_id = dead.session_id
+WHERE s.session_id = ANY (ARRAY(SELECT session_id FROM dead)) AND s.closed_at IS NULL
 RETURNING s.session_id

@@ -154,6 +154,8 @@ impl std::fmt::Debug for Bmdb {
 
 /// How often a transaction that loses against others is run before that is an error.
 const TRIES: u32 = 12;
+/// How long closing waits: longer than any transaction may take.
+const CLOSE_LIMIT: Duration = Duration::from_secs(30);
 /// How long the answer to one statement is waited for: a little longer than `statement_timeout`.
 const STATEMENT_LIMIT: Duration = Duration::from_secs(12);
 /// How long a transaction may take, its statements and the pauses between them.
@@ -241,9 +243,13 @@ impl Bmdb {
         });
     }
 
-    /// Closes every connection, after the transactions under way.
+    /// Closes every connection, after the transactions under way. Connections behind a network that
+    /// swallows packets are left to the kernel after a while: nobody should have to kill a shepherd
+    /// because its database is gone.
     pub async fn close(&self) {
-        self.inner.pool.close().await;
+        if tokio::time::timeout(CLOSE_LIMIT, self.inner.pool.close()).await.is_err() {
+            tracing::warn!(place = %self.inner.settings.place(), "some connections to the BMDB did not close in time");
+        }
     }
 
     /// Runs a transaction in a task of its own, again as often as it loses against others.

@@ -86,10 +86,7 @@ impl Work {
                             step: step.step,
                             at: now,
                             deadline: after(now, step.deadline.0),
-                            boot_id_before: facts
-                                .heartbeat
-                                .as_ref()
-                                .map(|heartbeat| heartbeat.boot_id.clone()),
+                            boot_id_before: facts.known_boot().map(ToOwned::to_owned),
                         }),
                         tries: step.attempt,
                         next_at: now,

@@ -125,11 +125,11 @@ impl Bmdb {
 }
 
 /// Two processes that create the table at once: one of them is told that it exists, in one of
-/// three ways.
+/// four ways: as a table, as the table's type, as a key of the catalogue, as a conflict.
 fn ignore_race(error: sqlx::Error) -> Result<sqlx::postgres::PgQueryResult, sqlx::Error> {
     match &error {
         sqlx::Error::Database(database)
-            if matches!(database.code().as_deref(), Some("42P07" | "23505" | "40001")) =>
+            if matches!(database.code().as_deref(), Some("42P07" | "42710" | "23505" | "40001")) =>
         {
             Ok(sqlx::postgres::PgQueryResult::default())
         }

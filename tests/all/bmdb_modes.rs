@@ -56,7 +56,8 @@ async fn mode_of_this_run_is_what_the_server_was_sent() -> anyhow::Result<()> {
         sqlx::query_as::<_, (i64, Option<String>)>(
             "SELECT coalesce(sum(calls), 0)::INT8, min(query) FROM pg_stat_statements s
              JOIN pg_database d ON d.oid = s.dbid
-             WHERE d.datname = $1 AND query ~* $2 AND query !~ 'pg_stat_statements'",
+             WHERE d.datname = $1 AND query !~ 'pg_stat_statements'
+               AND regexp_replace(query, '--[^\n]*', '', 'g') ~* $2",
         )
         .bind(name.get_database().map(str::to_owned))
         .bind(word)
@@ -85,7 +86,8 @@ async fn no_database_of_this_run_was_sent_words_of_another_mode() -> anyhow::Res
     let mut server = options.connect().await?;
     let wrong: Vec<String> = sqlx::query_scalar(
         "SELECT query FROM pg_stat_statements
-         WHERE query ~* 'skip\\s+locked|pg_notify' AND query !~ 'pg_stat_statements'",
+         WHERE query !~ 'pg_stat_statements'
+           AND regexp_replace(query, '--[^\n]*', '', 'g') ~* 'skip\\s+locked|pg_notify'",
     )
     .fetch_all(&mut server)
     .await?;

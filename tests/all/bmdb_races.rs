@@ -417,6 +417,61 @@ async fn whoever_locks_many_machines_locks_them_in_order() -> anyhow::Result<()>
     Ok(())
 }
 
+/// Two batches in the order of arrival lock each other out; in the order of machines they do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_arrival() -> anyhow::Result<()>
+{
+    let kit = Kit::new("heartbeat_order").await?;
+    let mut machines = kit.provided(20, "rack").await?;
+    machines.sort();
+    sqlx::raw_sql(
+        "INSERT INTO machine_agent_started (machine_id, started_at, public_key, fence)
+         SELECT machine_id, now(), decode(repeat('00', 32), 'hex'), 1 FROM machine;
+         INSERT INTO machine_agent_heartbeat (machine_id, at, boot_id, incarnation, sequence)
+         SELECT machine_id, now(), 'b', 'i', 1 FROM machine;
+         UPDATE machine_due SET phase_index = 'Ready'",
+    )
+    .execute(&kit.pool)
+    .await?;
+    let mut by_hand = kit.connection().await?;
+    let mut writer = by_hand.begin().await?;
+    sqlx::query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut *writer).await?;
+    let lock = "SELECT at FROM machine_agent_heartbeat WHERE machine_id = $1 FOR UPDATE NOWAIT";
+    sqlx::query(lock).bind(machines[0].0).execute(&mut *writer).await?;
+
+    let statement = if kit.skip_locked() {
+        include_str!("../../sql/heartbeat/batch.sql")
+    } else {
+        include_str!("../../sql/heartbeat/batch_waiting.sql")
+    };
+    let arrived: Vec<uuid::Uuid> = machines.iter().rev().map(|machine| machine.0).collect();
+    let bmdb = kit.bmdb.clone();
+    let batch = tokio::spawn(async move {
+        let count = arrived.len();
+        sqlx::query(statement)
+            .bind(arrived)
+            .bind(vec![vec![0_u8; 32]; count])
+            .bind(vec!["b"; count])
+            .bind(vec!["i"; count])
+            .bind(vec![2_i64; count])
+            .bind(vec!["1"; count])
+            .fetch_all(bmdb.pool())
+            .await
+    });
+    if kit.skip_locked() {
+        assert_eq!(ended("the batch", batch).await??.len(), 19);
+        return Ok(());
+    }
+    kit.until_blocked("kit", 1).await?;
+    for machine in &machines[1..] {
+        let free = sqlx::query(lock).bind(machine.0).execute(&mut *writer).await;
+        assert!(free.is_ok(), "the batch holds a machine beyond the one it waits for: {free:?}");
+    }
+    writer.commit().await?;
+    assert_eq!(ended("the batch", batch).await??.len(), 20);
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_that_nobody_knows_of_is_cancelled_by_the_keeper() -> anyhow::Result<()> {
     let kit = Kit::new("unknown_work").await?;
