@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return end(&Failure::failed(format!("cannot start the runtime: {error}"))),
     };
-    let ended = match runtime.block_on(dispatch(accept_dashes(std::env::args_os()))) {
+    let ended = match runtime.block_on(dispatch(&accept_dashes(std::env::args_os()))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(&failure),
     };
@@ -38,7 +38,7 @@ fn end(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.code)
 }
 
-async fn dispatch(arguments: Vec<OsString>) -> Result<(), Failure> {
+async fn dispatch(arguments: &[OsString]) -> Result<(), Failure> {
     let Some((parsed, file)) = parse(arguments)? else { return Ok(()) };
     match parsed.command {
         Some(Command::Demo(flags)) => demo::run(flags).await,
@@ -59,15 +59,15 @@ async fn dispatch(arguments: Vec<OsString>) -> Result<(), Failure> {
 
 /// Parses the command line, and the configuration file it names in front of it. `None` when help or
 /// the version was asked for and given.
-fn parse(given: Vec<OsString>) -> Result<Option<(Flags, ConfigurationFile)>, Failure> {
+fn parse(given: &[OsString]) -> Result<Option<(Flags, ConfigurationFile)>, Failure> {
     let command = flags::command();
     let mut file = ConfigurationFile::default();
-    let mut arguments = given.clone();
+    let mut arguments = given.to_vec();
     // A subcommand stands first or nowhere: flags of the service cannot be given with it.
     let is_service = given.get(1).is_none_or(|word| command.find_subcommand(word).is_none());
-    let path = if is_service { configuration::named(&given) } else { None };
+    let path = if is_service { configuration::named(given) } else { None };
     if let Some(path) = &path {
-        file = configuration::read(path, &given)?;
+        file = configuration::read(path, given)?;
         arguments.splice(1.min(given.len())..1.min(given.len()), file.arguments.iter().cloned());
     }
     match flags::parse(arguments) {
@@ -78,10 +78,10 @@ fn parse(given: Vec<OsString>) -> Result<Option<(Flags, ConfigurationFile)>, Fai
             Ok(None)
         }
         Err(error) => {
-            let place = path.filter(|_| is_from_file(&error, &file, &given));
+            let place = path.filter(|_| is_from_file(&error, &file, given));
             let place =
                 place.map_or_else(String::new, |path| format!("the configuration file {}: ", path.display()));
-            Err(Failure::usage(format!("{place}{}", usage_sentence(&error, &command, &given))))
+            Err(Failure::usage(format!("{place}{}", usage_sentence(&error, &command, given))))
         }
     }
 }

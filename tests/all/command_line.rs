@@ -104,7 +104,7 @@ fn a_flag_counts_before_the_environment_and_that_before_the_file() {
         if let Some(user) = environment {
             command.env("SHEPHERD_SSH_USER", user);
         }
-        let said = place.finish(command.spawn()?)?;
+        let said = Place::finish(command.spawn()?)?;
         let line = said.stdout.lines().find(|line| line.starts_with("ssh ")).context(said.stderr.clone());
         Ok(line?.split(',').next().unwrap_or_default().to_owned())
     };
@@ -122,7 +122,7 @@ fn a_flag_counts_before_the_environment_and_that_before_the_file() {
     // The file may be named by the environment, and a flag's value that looks like a subcommand is none.
     let mut command = place.program(SSH_USER.iter().chain(&["--provider_name", "demo", list.as_str()]));
     command.env("SHEPHERD_CONFIG", place.path("shepherd.toml"));
-    let said = place.finish(command.spawn().unwrap()).unwrap();
+    let said = Place::finish(command.spawn().unwrap()).unwrap();
     assert!(said.stdout.contains("as file,"), "{said:?}");
 }
 

@@ -125,7 +125,7 @@ impl Site {
         arguments.extend(flag.map(|url| format!("--bmdb_url={url}")));
         let mut command = self.place.program(arguments);
         command.env("RUST_LOG", "trace").envs(environment.iter().copied());
-        let said = self.place.finish(command.spawn()?)?;
+        let said = Place::finish(command.spawn()?)?;
         ensure!(!said.stdout.contains(PASSWORD) && !said.stderr.contains(PASSWORD), "the password is shown");
         Ok(said)
     }
