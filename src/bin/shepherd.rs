@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return end(&Failure::failed(format!("cannot start the runtime: {error}"))),
     };
-    let ended = match runtime.block_on(dispatch(accept_dashes(std::env::args_os()))) {
+    let ended = match runtime.block_on(dispatch(&accept_dashes(std::env::args_os()))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(&failure),
     };
@@ -38,8 +38,8 @@ fn end(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.code)
 }
 
-async fn dispatch(arguments: Vec<OsString>) -> Result<(), Failure> {
-    let Some((parsed, file)) = parse(&arguments)? else { return Ok(()) };
+async fn dispatch(arguments: &[OsString]) -> Result<(), Failure> {
+    let Some((parsed, file)) = parse(arguments)? else { return Ok(()) };
     match parsed.command {
         Some(Command::Demo(flags)) => demo::run(flags).await,
         Some(Command::Simulator(args)) => run_simulator(args).await,

@@ -376,7 +376,13 @@ async fn in_a_task<T: Send + 'static>(
 /// Why the server cannot be reached, without the password that some messages repeat.
 fn unreachable_reason(error: &sqlx::Error) -> String {
     match error {
-        sqlx::Error::Io(io) => io.to_string(),
+        sqlx::Error::Io(io) => match io.to_string().strip_prefix("invalid peer certificate: ") {
+            Some(why) => format!(
+                "TLS failed: its certificate is not to be trusted ({why}); name the CA that it comes from by \
+                 sslrootcert=FILE in the URL, and the host as the certificate does"
+            ),
+            None => io.to_string(),
+        },
         sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
         sqlx::Error::Database(refusal) => refusal.message().to_owned(),
         other => other.to_string(),

@@ -71,10 +71,12 @@ fn problem(error: &clap::Error) -> String {
     }
 }
 
-/// The standard library's word for an address that is none says nothing of what one looks like.
+/// The standard library's words for what is none say nothing of what one looks like.
 fn known(flag: &str, why: String) -> String {
     if flag.ends_with("<ADDRESS:PORT>") {
         "it is no ADDRESS:PORT; write for example 127.0.0.1:9090 or [::1]:9090".to_owned()
+    } else if why == "invalid digit found in string" {
+        "it is no whole number".to_owned()
     } else {
         why
     }

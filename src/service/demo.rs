@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -51,7 +52,7 @@ pub struct DemoFlags {
     /// When every machine must be Ready, with --until_ready.
     #[arg(long, value_name = "SPAN", default_value = "5m")]
     pub deadline: Span,
-    /// Keep the simulated machines in DIR and go on with them next time. [default: new ones each time]
+    /// Keep machines and database in DIR and go on with them next time. [default: new ones each time]
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// Begin with new machines, whatever --dir holds.
@@ -70,6 +71,16 @@ pub enum FaultProfile {
     Harsh,
 }
 
+/// What a kept demo has in its directory.
+const KEPT: [&str; 7] = [
+    "simulator.json",
+    "simulator.json.calls.jsonl",
+    "simulator.log",
+    "bmdb",
+    "ssh_key",
+    "secrets.key",
+    "agent_address",
+];
 /// How often progress is looked at.
 const LOOK: Duration = Duration::from_millis(250);
 /// How often a line is printed where there is no terminal, if anything changed.
@@ -86,6 +97,13 @@ enum FleetDirectory {
 }
 
 impl FleetDirectory {
+    fn kept(&self) -> Option<&Path> {
+        match self {
+            Self::Scratch(_) => None,
+            Self::Kept(path) => Some(path),
+        }
+    }
+
     fn path(&self) -> &Path {
         match self {
             Self::Scratch(scratch) => scratch.path(),
@@ -108,7 +126,7 @@ pub async fn run(demo: DemoFlags) -> Result<(), Failure> {
         let said = tail(&directory.path().join("simulator.log"));
         Failure::failed(format!("the simulator ended by itself; it said:\n{said}"))
     };
-    let mut starting = std::pin::pin!(with_simulator(&me, &url));
+    let mut starting = std::pin::pin!(with_simulator(&me, &url, directory.kept()));
     let mut stopped = false;
     let started = tokio::select! {
         started = &mut starting => started,
@@ -167,8 +185,14 @@ fn fleet_directory(demo: &DemoFlags) -> Result<FleetDirectory, Failure> {
         return Scratch::create("shepherd-demo").map(FleetDirectory::Scratch);
     };
     if demo.fresh {
-        for name in ["simulator.json", "simulator.json.calls.jsonl", "simulator.log"] {
-            match std::fs::remove_file(path.join(name)) {
+        for name in KEPT {
+            let removed = match std::fs::remove_file(path.join(name)) {
+                Err(error) if error.kind() == std::io::ErrorKind::IsADirectory => {
+                    std::fs::remove_dir_all(path.join(name))
+                }
+                removed => removed,
+            };
+            match removed {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(Failure::failed(format!(
                         "cannot remove {name} in {}: {error}",
@@ -187,7 +211,8 @@ fn make(path: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new()
         .recursive(true)
-        .mode(0o700)
+        // Entered by the user that PostgreSQL runs as, too; keys in it have modes of their own.
+        .mode(0o755)
         .create(path)
         .map_err(|error| Failure::failed(format!("cannot make the directory {}: {error}", path.display())))
 }
@@ -266,13 +291,14 @@ fn agent_program(me: &Path) -> PathBuf {
     if beside.is_file() { beside } else { me.to_path_buf() }
 }
 
-async fn with_simulator(me: &Path, simulator: &str) -> Result<(OpenDatabase, Running), Failure> {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .map_err(|error| Failure::failed(format!("cannot find a free port for agents: {error}")))?;
+async fn with_simulator(
+    me: &Path,
+    simulator: &str,
+    kept: Option<&Path>,
+) -> Result<(OpenDatabase, Running), Failure> {
+    let listener = agent_address(kept)?;
     let arguments: Vec<OsString> = [
         "shepherd",
-        "--bmdb_eat_my_data",
         "--bmdb_max_connections=32",
         "--provider=simulated",
         "--provider_name=sim",
@@ -302,14 +328,15 @@ async fn with_simulator(me: &Path, simulator: &str) -> Result<(OpenDatabase, Run
     .map(OsString::from)
     .chain([
         format!("--simulated_url={simulator}").into(),
+        // The machines remember whom they belong to, so the database stays where they do.
+        kept.map_or_else(|| "--bmdb_eat_my_data".into(), |kept| flag("--bmdb_dir", &kept.join("bmdb"))),
         format!("--agent_listen_address={listener}").into(),
         format!("--agent_endpoint={listener}").into(),
-        {
-            let mut argument = OsString::from("--agent_executable_path=");
-            argument.push(agent_program(me));
-            argument
-        },
+        flag("--agent_executable_path", &agent_program(me)),
     ])
+    .chain(kept.into_iter().flat_map(|kept| {
+        [flag("--ssh_key_path", &kept.join("ssh_key")), flag("--secrets_key_path", &kept.join("secrets.key"))]
+    }))
     .collect();
     let parsed = flags::parse_exactly(arguments)
         .map_err(|error| Failure::failed(format!("the demo's own flags: {error}")))?;
@@ -322,6 +349,28 @@ async fn with_simulator(me: &Path, simulator: &str) -> Result<(OpenDatabase, Run
             Err(failure)
         }
     }
+}
+
+fn flag(name: &str, path: &Path) -> OsString {
+    let mut argument = OsString::from(format!("{name}="));
+    argument.push(path);
+    argument
+}
+
+/// Where agents call: in a kept demo the address that its agents know, if it is still to be had.
+fn agent_address(kept: Option<&Path>) -> Result<SocketAddr, Failure> {
+    let failed = |error| Failure::failed(format!("cannot find a free port for agents: {error}"));
+    let bound = |address: SocketAddr| TcpListener::bind(address).and_then(|listener| listener.local_addr());
+    let file = kept.map(|kept| kept.join("agent_address"));
+    let known = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok());
+    if let Some(address) = known.and_then(|known| bound(known.trim().parse().ok()?).ok()) {
+        return Ok(address);
+    }
+    let address = bound(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).map_err(failed)?;
+    if let Some(file) = file {
+        std::fs::write(file, address.to_string()).map_err(failed)?;
+    }
+    Ok(address)
 }
 
 async fn stop(database: OpenDatabase, running: Running) -> Result<(), Failure> {

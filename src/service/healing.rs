@@ -10,7 +10,7 @@ use crate::bmdb::live::MachinePhase;
 use crate::model::phase::Phase;
 
 /// Longest reason shown, in characters: a line should fit a terminal.
-const LONGEST_REASON: usize = 72;
+const LONGEST_REASON: usize = 60;
 
 /// Compares one look with the last.
 #[derive(Debug, Default)]

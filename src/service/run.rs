@@ -136,7 +136,8 @@ fn postgres_failure(error: PrivatePostgresError) -> Failure {
 #[must_use]
 pub fn database_failure(error: BmdbError) -> Failure {
     let sentence = match &error {
-        BmdbError::Unreachable { .. } => {
+        // What is wrong with TLS says itself what to do.
+        BmdbError::Unreachable { reason, .. } if !reason.starts_with("TLS failed") => {
             format!("{error}. Is it running, and are host, port, user and password right?")
         }
         _ => error.to_string(),

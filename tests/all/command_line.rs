@@ -10,13 +10,7 @@ use crate::harness::postgres::TestDatabase;
 use crate::harness::program::Place;
 use crate::harness::source;
 
-const SSH_USER: &[&str] = &[
-    "--check",
-    "--bmdb_eat_my_data",
-    "--provider=simulated",
-    "--simulated_url=http://127.0.0.1:1",
-    "--components=updater",
-];
+const SSH_USER: &[&str] = &["--check", "--bmdb_eat_my_data", "--provider=static", "--components=updater"];
 
 fn golden(name: &str, text: &str) {
     insta::with_settings!({snapshot_path => "golden/command_line", prepend_module_to_snapshot => false, omit_expression => true}, {
@@ -103,12 +97,14 @@ fn a_flag_counts_before_the_environment_and_that_before_the_file() {
     let config =
         place.write("shepherd.toml", "ssh-user = \"file\"\nagent_target_path = \"from/file\"\n").unwrap();
     let config = format!("--config={}", config.display());
+    let list = place.write("devices.json", "[]").unwrap();
+    let list = format!("--static_device_list_url=file://{}", list.display());
     let user = |flags: &[&str], environment: Option<&str>| -> anyhow::Result<String> {
-        let mut command = place.program(SSH_USER.iter().chain(flags));
+        let mut command = place.program(SSH_USER.iter().chain(flags).chain(&[list.as_str()]));
         if let Some(user) = environment {
             command.env("SHEPHERD_SSH_USER", user);
         }
-        let said = place.finish(command.spawn()?)?;
+        let said = Place::finish(command.spawn()?)?;
         let line = said.stdout.lines().find(|line| line.starts_with("ssh ")).context(said.stderr.clone());
         Ok(line?.split(',').next().unwrap_or_default().to_owned())
     };
@@ -124,9 +120,9 @@ fn a_flag_counts_before_the_environment_and_that_before_the_file() {
         assert!(found.ends_with(&format!(" as {expected}")), "{flags:?}, {environment:?}: {found}");
     }
     // The file may be named by the environment, and a flag's value that looks like a subcommand is none.
-    let mut command = place.program(SSH_USER.iter().chain(&["--provider_name", "demo"]));
+    let mut command = place.program(SSH_USER.iter().chain(&["--provider_name", "demo", list.as_str()]));
     command.env("SHEPHERD_CONFIG", place.path("shepherd.toml"));
-    let said = place.finish(command.spawn().unwrap()).unwrap();
+    let said = Place::finish(command.spawn().unwrap()).unwrap();
     assert!(said.stdout.contains("as file,"), "{said:?}");
 }
 
@@ -149,7 +145,9 @@ fn every_flag_that_the_documents_name_exists() {
     }
     let flags = |text: &str| -> Vec<String> {
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        let words = text.split(|c: char| !is_part(c)).filter(|word| word.starts_with("--") && word.len() > 2);
+        let words = text
+            .split(|c: char| !is_part(c))
+            .filter(|word| word.starts_with("--") && !word.trim_matches('-').is_empty());
         words
             .map(|word| word.trim_end_matches('-').replace("--", "\0").replace('-', "_").replace('\0', "--"))
             .collect()

@@ -66,10 +66,9 @@ pub async fn run(
     let name = provider.name().as_str().to_owned();
     while !stop.is_cancelled() {
         let details = serde_json::json!({ "provider": name });
-        let session = tokio::select! {
-            () = stop.cancelled() => return,
-            session = sessions.start("provisioner", details) => session,
-        };
+        // Never given up half-way: the statement goes on without us, and a session that commits after
+        // we have stopped stays open until the reaper finds it.
+        let session = sessions.start("provisioner", details).await;
         match session {
             Ok(session) => {
                 passes(sessions.bmdb(), &session, &*provider, &settings, &stop).await;

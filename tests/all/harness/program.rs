@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 /// How long anything may take before a test gives up on it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A directory with a home and a place for temporary files, both of which programs started here use.
 pub(crate) struct Place {
@@ -69,11 +69,11 @@ impl Place {
         &self,
         arguments: impl IntoIterator<Item = A>,
     ) -> anyhow::Result<Said> {
-        self.finish(self.program(arguments).spawn()?)
+        Self::finish(self.program(arguments).spawn()?)
     }
 
     /// Waits for a program's end; one that does not end is killed, and an error.
-    pub(crate) fn finish(&self, mut child: Child) -> anyhow::Result<Said> {
+    pub(crate) fn finish(mut child: Child) -> anyhow::Result<Said> {
         let mut stdout = child.stdout.take().context("its output was taken")?;
         let mut stderr = child.stderr.take().context("its errors were taken")?;
         let stdout = std::thread::spawn(move || std::io::read_to_string(&mut stdout));
