@@ -10,6 +10,8 @@ FROM (
     UNION
     SELECT i.machine_id, i.provider
     FROM intent i
-    WHERE i.kind IN ('restart-agent', 'reboot', 'power-cycle')
+    LEFT JOIN machine_recovery r ON r.machine_id = i.machine_id
+    WHERE (r.started_at IS NULL OR r.started_at > clock_timestamp() - $1 * INTERVAL '1 millisecond')
+      AND i.kind IN ('restart-agent', 'reboot', 'power-cycle')
       AND i.begun_at > clock_timestamp() - $1 * INTERVAL '1 millisecond') lately
 GROUP BY provider

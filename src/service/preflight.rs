@@ -6,9 +6,10 @@
 //! made is only said to be missing.
 
 use crate::bmdb::secret::SecretsKey;
-use crate::providers::provider::ErrorClass;
+use crate::providers::provider::{ErrorClass, ProviderError};
 use crate::server::certificate;
 use crate::server::error::ServerError;
+use crate::service::configuration::ProviderConfiguration;
 use crate::service::failure::Failure;
 use crate::service::plan::ServicePlan;
 use crate::service::run::build_provider;
@@ -36,7 +37,7 @@ pub async fn inspect(plan: &ServicePlan, unanswered: Unanswered) -> Result<Vec<S
                 let (count, s) = (listed.len(), if listed.len() == 1 { "" } else { "s" });
                 found.push(format!("{count} machine{s} at provider {}", provider.name()));
             }
-            Err(error) if matches!(error.class, ErrorClass::Configuration | ErrorClass::Unreadable) => {
+            Err(error) if is_the_callers(&error, configuration) => {
                 return Err(Failure::usage(format!("provider {}: {}", provider.name(), error.sentence)));
             }
             Err(error) if unanswered == Unanswered::Fails => {
@@ -77,6 +78,16 @@ pub async fn inspect(plan: &ServicePlan, unanswered: Unanswered) -> Result<Vec<S
         }
     }
     Ok(found)
+}
+
+/// Whether a list cannot be had because of what the caller wrote. A device list is the caller's own
+/// text; what a provider's API answers is not, and may be whole the next time.
+fn is_the_callers(error: &ProviderError, configuration: &ProviderConfiguration) -> bool {
+    match error.class {
+        ErrorClass::Configuration => true,
+        ErrorClass::Unreadable => matches!(configuration, ProviderConfiguration::Static { .. }),
+        ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::NotFound => false,
+    }
 }
 
 /// A server's failure as an exit: what the caller got wrong, or what failed.
