@@ -1,7 +1,15 @@
--- Machines that fell silent, or whose ladder began, within the brake's window, by provider.
-SELECT d.provider, count(*) AS "count!"
-FROM machine_due d
-LEFT JOIN machine_recovery r ON r.machine_id = d.machine_id
-WHERE d.lane = 'access' AND d.phase_index IN ('Silent', 'Recovering')
-  AND COALESCE(r.started_at, d.phase_since) > clock_timestamp() - $1 * INTERVAL '1 millisecond'
-GROUP BY d.provider
+-- Machines that fell silent within the brake's window, by provider: those that still are, and those that
+-- a step brought back already. Many that are quickly brought back are no less suspicious.
+SELECT provider AS "provider!", count(*) AS "count!"
+FROM (
+    SELECT d.machine_id, d.provider
+    FROM machine_due d
+    LEFT JOIN machine_recovery r ON r.machine_id = d.machine_id
+    WHERE d.lane = 'access' AND d.phase_index IN ('Silent', 'Recovering')
+      AND COALESCE(r.started_at, d.phase_since) > clock_timestamp() - $1 * INTERVAL '1 millisecond'
+    UNION
+    SELECT i.machine_id, i.provider
+    FROM intent i
+    WHERE i.kind IN ('restart-agent', 'reboot', 'power-cycle')
+      AND i.begun_at > clock_timestamp() - $1 * INTERVAL '1 millisecond') lately
+GROUP BY provider

@@ -4,7 +4,9 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use shepherd::model::usage::usage_sentence;
 use shepherd::roleserver::commands::{CommandError, enroll, run, status, supervise};
 use shepherd::roleserver::hardware::{self, Sources};
 use shepherd::roleserver::state_directory::StateDirectory;
@@ -89,6 +91,14 @@ impl From<Supervision> for Wish {
 fn main() -> ExitCode {
     let flags = match Flags::try_parse() {
         Ok(flags) => flags,
+        Err(error)
+            if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
+        {
+            let given: Vec<_> = std::env::args_os().collect();
+            let sentence = usage_sentence(&error, &Flags::command(), &given);
+            let _ = writeln!(std::io::stderr(), "roleserver: {sentence}");
+            return ExitCode::from(2);
+        }
         Err(error) => {
             // Help and version come this way too, and belong on standard output.
             let _ = error.print();

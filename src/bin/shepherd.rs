@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use shepherd::model::arguments::accept_dashes;
+use shepherd::model::usage::{flag_of, usage_sentence};
 use shepherd::service::configuration::{self, ConfigurationFile};
 use shepherd::service::failure::Failure;
 use shepherd::service::flags::{self, Command, Flags};
@@ -21,10 +22,14 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return end(&Failure::failed(format!("cannot start the runtime: {error}"))),
     };
-    match runtime.block_on(dispatch(accept_dashes(std::env::args_os()))) {
+    let ended = match runtime.block_on(dispatch(&accept_dashes(std::env::args_os()))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(&failure),
-    }
+    };
+    // What a cancelled start left to threads of its own (a database server that comes up) is ended
+    // before we are.
+    drop(runtime);
+    ended
 }
 
 fn end(failure: &Failure) -> ExitCode {
@@ -33,8 +38,8 @@ fn end(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.code)
 }
 
-async fn dispatch(arguments: Vec<OsString>) -> Result<(), Failure> {
-    let (parsed, file) = parse(arguments)?;
+async fn dispatch(arguments: &[OsString]) -> Result<(), Failure> {
+    let Some((parsed, file)) = parse(arguments)? else { return Ok(()) };
     match parsed.command {
         Some(Command::Demo(flags)) => demo::run(flags).await,
         Some(Command::Simulator(args)) => run_simulator(args).await,
@@ -52,30 +57,43 @@ async fn dispatch(arguments: Vec<OsString>) -> Result<(), Failure> {
     }
 }
 
-/// Parses the command line, and the configuration file it names in front of it.
-fn parse(mut arguments: Vec<OsString>) -> Result<(Flags, ConfigurationFile), Failure> {
+/// Parses the command line, and the configuration file it names in front of it. `None` when help or
+/// the version was asked for and given.
+fn parse(given: &[OsString]) -> Result<Option<(Flags, ConfigurationFile)>, Failure> {
+    let command = flags::command();
     let mut file = ConfigurationFile::default();
-    let is_service = !arguments.iter().skip(1).any(|argument| argument == "demo" || argument == "simulator");
-    if is_service && let Some(path) = configuration::named(&arguments) {
-        file = configuration::read(&path, &arguments)?;
-        let given = arguments.split_off(1.min(arguments.len()));
-        arguments.extend(file.arguments.iter().cloned());
-        arguments.extend(given);
+    let mut arguments = given.to_vec();
+    // A subcommand stands first or nowhere: flags of the service cannot be given with it.
+    let is_service = given.get(1).is_none_or(|word| command.find_subcommand(word).is_none());
+    let path = if is_service { configuration::named(given) } else { None };
+    if let Some(path) = &path {
+        file = configuration::read(path, given)?;
+        arguments.splice(1.min(given.len())..1.min(given.len()), file.arguments.iter().cloned());
     }
     match flags::parse(arguments) {
-        Ok(flags) => Ok((flags, file)),
+        Ok(flags) => Ok(Some((flags, file))),
         Err(error) if !error.use_stderr() => {
-            // --help and --version.
-            error
-                .print()
-                .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))?;
-            Err(Failure { code: 0, sentence: String::new() })
+            // --help and --version; a reader that has seen enough and gone is no failure.
+            let _ = error.print();
+            Ok(None)
         }
         Err(error) => {
-            let text = error.render().to_string();
-            Err(Failure::usage(text.trim_start_matches("error: ").trim_end().to_owned()))
+            let place = path.filter(|_| is_from_file(&error, &file, given));
+            let place =
+                place.map_or_else(String::new, |path| format!("the configuration file {}: ", path.display()));
+            Err(Failure::usage(format!("{place}{}", usage_sentence(&error, &command, given))))
         }
     }
+}
+
+/// Whether the flag that an error is about was set by the file and not on the command line.
+fn is_from_file(error: &clap::Error, file: &ConfigurationFile, given: &[OsString]) -> bool {
+    let names = |arguments: &[OsString], flag: &str| {
+        arguments.iter().any(|argument| {
+            argument.to_str().and_then(|text| text.split('=').next()).is_some_and(|name| name == flag)
+        })
+    };
+    flag_of(error).is_some_and(|flag| names(&file.arguments, &flag) && !names(given, &flag))
 }
 
 async fn run_simulator(args: SimulatorArgs) -> Result<(), Failure> {
@@ -90,6 +108,16 @@ async fn run_simulator(args: SimulatorArgs) -> Result<(), Failure> {
     let (mut terminate, mut interrupt) = run::signals()?;
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();
+    if run.exit_with_parent {
+        let orphaned = shutdown.clone();
+        // A thread and not a task: a read of standard input cannot be cancelled, and would keep the
+        // runtime from ending.
+        std::thread::spawn(move || {
+            // Nothing is ever written; an error means the same as the end.
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            orphaned.cancel();
+        });
+    }
     let signals = tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}

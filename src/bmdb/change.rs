@@ -54,6 +54,8 @@ pub enum FactChange {
         /// The key as SSH sends it.
         public_key: Vec<u8>,
     },
+    /// The believed host key was proven again: what was refused before counts no more.
+    HostKeyProven,
     /// The recovery ladder stands here now.
     Recovery(Recovery),
     /// The ladder is over.
@@ -244,6 +246,9 @@ pub(crate) async fn apply(
         }
         FactChange::HostKeyRefused { algorithm, public_key } => {
             sqlx::query_file!("sql/change/host_key_refused.sql", id, algorithm, public_key).execute(tx).await
+        }
+        FactChange::HostKeyProven => {
+            sqlx::query_file!("sql/change/host_key_proven.sql", id).execute(tx).await
         }
         FactChange::Recovery(recovery) => return set_recovery(tx, machine, recovery).await,
         FactChange::RecoveryCleared => {

@@ -154,6 +154,8 @@ impl std::fmt::Debug for Bmdb {
 
 /// How often a transaction that loses against others is run before that is an error.
 const TRIES: u32 = 12;
+/// How long closing waits: longer than any transaction may take.
+const CLOSE_LIMIT: Duration = Duration::from_secs(30);
 /// How long the answer to one statement is waited for: a little longer than `statement_timeout`.
 const STATEMENT_LIMIT: Duration = Duration::from_secs(12);
 /// How long a transaction may take, its statements and the pauses between them.
@@ -241,9 +243,13 @@ impl Bmdb {
         });
     }
 
-    /// Closes every connection, after the transactions under way.
+    /// Closes every connection, after the transactions under way. Connections behind a network that
+    /// swallows packets are left to the kernel after a while: nobody should have to kill a shepherd
+    /// because its database is gone.
     pub async fn close(&self) {
-        self.inner.pool.close().await;
+        if tokio::time::timeout(CLOSE_LIMIT, self.inner.pool.close()).await.is_err() {
+            tracing::warn!(place = %self.inner.settings.place(), "some connections to the BMDB did not close in time");
+        }
     }
 
     /// Runs a transaction in a task of its own, again as often as it loses against others.
@@ -370,8 +376,15 @@ async fn in_a_task<T: Send + 'static>(
 /// Why the server cannot be reached, without the password that some messages repeat.
 fn unreachable_reason(error: &sqlx::Error) -> String {
     match error {
-        sqlx::Error::Io(io) => io.to_string(),
+        sqlx::Error::Io(io) => match io.to_string().strip_prefix("invalid peer certificate: ") {
+            Some(why) => format!(
+                "TLS failed: its certificate is not to be trusted ({why}); name the CA that it comes from by \
+                 sslrootcert=FILE in the URL, and the host as the certificate does"
+            ),
+            None => io.to_string(),
+        },
         sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
+        sqlx::Error::Database(refusal) => refusal.message().to_owned(),
         other => other.to_string(),
     }
 }

@@ -6,6 +6,8 @@
 //! are read once more under the machine's lock, and the budget is counted under
 //! a lock of its own, so that two shepherds cannot both use its last unit.
 
+use std::time::Duration;
+
 use sqlx::PgConnection;
 
 use crate::bmdb::change::{FactChange, apply};
@@ -86,10 +88,7 @@ impl Work {
                             step: step.step,
                             at: now,
                             deadline: after(now, step.deadline.0),
-                            boot_id_before: facts
-                                .heartbeat
-                                .as_ref()
-                                .map(|heartbeat| heartbeat.boot_id.clone()),
+                            boot_id_before: facts.known_boot().map(ToOwned::to_owned),
                         }),
                         tries: step.attempt,
                         next_at: now,
@@ -146,6 +145,8 @@ pub struct OpenCreation {
     pub detail: String,
     /// When.
     pub begun_at: Timestamp,
+    /// How long ago that was.
+    pub age: Duration,
 }
 
 impl Bmdb {
@@ -194,6 +195,7 @@ impl Bmdb {
                 intent: IntentId(row.intent_id),
                 detail: row.detail,
                 begun_at: row.begun_at,
+                age: Duration::from_millis(u64::try_from(row.age_ms).unwrap_or(0)),
             })
             .collect())
     }

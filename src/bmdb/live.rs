@@ -29,7 +29,30 @@ pub struct NotReady {
     pub decided_at: String,
 }
 
+/// A machine, as somebody sees it who watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachinePhase {
+    /// Its provider's name for it, or its id.
+    pub name: String,
+    /// Its indexed phase.
+    pub phase: String,
+    /// What it waits for.
+    pub reason: String,
+}
+
 impl Bmdb {
+    /// Every machine with its indexed phase. Reads the whole fleet: for small ones.
+    pub async fn machine_phases(&self) -> Result<Vec<MachinePhase>, BmdbError> {
+        let rows = sqlx::query_file!("sql/fleet/machine_phases.sql")
+            .fetch_all(self.pool())
+            .await
+            .doing("listing the phases of machines")?;
+        Ok(rows
+            .into_iter()
+            .map(|row| MachinePhase { name: row.name, phase: row.phase, reason: row.reason })
+            .collect())
+    }
+
     /// Machines that are not Ready, `limit` of them at the most.
     pub async fn not_ready(&self, limit: i64) -> Result<Vec<NotReady>, BmdbError> {
         let rows = sqlx::query_file!("sql/fleet/not_ready.sql", limit)

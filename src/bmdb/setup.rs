@@ -43,6 +43,11 @@ impl Bmdb {
     /// Brings the schema up to date and writes the rows that must exist. Safe from several
     /// processes at once.
     pub async fn migrate(&self) -> Result<(), BmdbError> {
+        // Before anything is written: what a newer release made is not ours to touch.
+        let (found, known) = (self.schema_version().await?, known_version());
+        if found > known {
+            return Err(BmdbError::NewerSchema { found, known });
+        }
         self.pool().execute(LOCK_TABLE).await.or_else(ignore_race).doing("creating the migration lock")?;
         let me = uuid::Uuid::new_v4();
         for attempt in 0.. {

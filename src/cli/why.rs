@@ -385,6 +385,9 @@ fn advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advice> {
             "once you know that this key is the machine's own (on its console: ssh-keygen -lf \
              /etc/ssh/ssh_host_ed25519_key.pub)",
         );
+        if facts.needs_human.is_some() {
+            add(format!("shepherdctl retry {word}"), "when it shows the pinned key again");
+        }
     }
     if facts.hold.as_ref().is_some_and(|hold| hold.holds_at(now)) {
         add(format!("shepherdctl release {word}"), "when the hold has served its purpose");

@@ -5,14 +5,16 @@
 //! into changes of facts.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::bmdb::change::{FactChange, HostKeySource, NewAgent};
 use crate::bmdb::facts::Snapshot;
+use crate::bmdb::host_key::PinnedHostKey;
 use crate::bmdb::work::Work;
 use crate::manager::control_loop::HandlerError;
 use crate::proto::agent::v1::{EnrollRequest, EnrollSuccess, Supervision};
@@ -59,16 +61,16 @@ impl AgentFile {
             .await
             .ok()
             .and_then(|metadata| Some((metadata.modified().ok()?, metadata.len())));
+        // Held while it is read: else each of the workers that start together reads a copy of its own.
+        let mut loaded = self.loaded.lock().await;
         if let Some((modified, length)) = stamp
-            && let Some((known, known_length, binary)) =
-                &*self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+            && let Some((known, known_length, binary)) = &*loaded
             && (*known, *known_length) == (modified, length)
         {
             return Ok(binary.clone());
         }
         let binary = Arc::new(AgentBinary::load(&self.path).await?);
         if let Some((modified, length)) = stamp {
-            let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
             *loaded = Some((modified, length, binary.clone()));
         }
         Ok(binary)
@@ -94,13 +96,6 @@ impl Access {
         })
     }
 
-    async fn expectation(&self, work: &Work) -> Result<HostKeyExpectation, HandlerError> {
-        Ok(match work.bmdb().host_key(work.machine()).await? {
-            Some(pinned) => HostKeyExpectation::Pinned(vec![pinned.key]),
-            None => HostKeyExpectation::PinOnFirstUse,
-        })
-    }
-
     /// Longest time an enrolment may take: every limit on its way, one after the other.
     fn time_limit(&self) -> Duration {
         self.ssh.connect_timeout + self.ssh.login_timeout + self.ssh.exec_timeout * 3
@@ -109,7 +104,7 @@ impl Access {
     /// Puts the agent on the machine, or starts it anew there. Returns the facts that follow.
     pub async fn enroll(&self, work: &Work, snapshot: &Snapshot) -> Result<Vec<FactChange>, HandlerError> {
         let target = self.target(snapshot)?;
-        let expectation = self.expectation(work).await?;
+        let pinned = work.bmdb().host_key(work.machine()).await?;
         let agent = self.agent.load().await.map_err(|error| HandlerError::new(error.to_string()))?;
         let (_, policy) = work.bmdb().policy();
         let request = EnrollRequest {
@@ -123,11 +118,10 @@ impl Access {
         };
         work.may_call_out()?;
         let deadline = Instant::now() + self.time_limit();
-        let first_use = matches!(expectation, HostKeyExpectation::PinOnFirstUse);
         let taken = take_over(
             &self.ssh,
             &target,
-            &expectation,
+            &expectation(pinned.as_ref()),
             &agent,
             &self.agent_path,
             &request,
@@ -136,7 +130,7 @@ impl Access {
         )
         .await;
         match taken {
-            Ok(taken) => Ok(changes_of(taken, first_use, work.fence())),
+            Ok(taken) => Ok(changes_of(taken, pinned.as_ref(), work.fence())),
             Err(error) => Err(refused(&error)),
         }
     }
@@ -149,7 +143,7 @@ impl Access {
         argv: &[String],
     ) -> Result<String, HandlerError> {
         let target = self.target(snapshot)?;
-        let expectation = self.expectation(work).await?;
+        let expectation = expectation(work.bmdb().host_key(work.machine()).await?.as_ref());
         work.may_call_out()?;
         let deadline = Instant::now() + self.time_limit();
         let session = SshSession::connect(&self.ssh, &target, &expectation, deadline)
@@ -172,14 +166,24 @@ impl Access {
     }
 }
 
-fn changes_of(taken: TakenOver, first_use: bool, fence: i64) -> Vec<FactChange> {
+fn expectation(pinned: Option<&PinnedHostKey>) -> HostKeyExpectation {
+    match pinned {
+        Some(pinned) => HostKeyExpectation::Pinned(vec![pinned.key.clone()]),
+        None => HostKeyExpectation::PinOnFirstUse,
+    }
+}
+
+fn changes_of(taken: TakenOver, pinned: Option<&PinnedHostKey>, fence: i64) -> Vec<FactChange> {
     let mut changes = Vec::new();
-    if first_use {
-        changes.push(FactChange::HostKeyPinned {
+    match pinned {
+        None => changes.push(FactChange::HostKeyPinned {
             algorithm: taken.host_key.algorithm,
             public_key: taken.host_key.key,
             source: HostKeySource::FirstUse,
-        });
+        }),
+        // Else `why` would advise for ever to allow a key that a stranger once showed.
+        Some(pinned) if pinned.refused.is_some() => changes.push(FactChange::HostKeyProven),
+        Some(_) => {}
     }
     for warning in &taken.success.warnings {
         tracing::warn!(warning, "the machine enrolled with a warning");
@@ -221,4 +225,51 @@ fn refused(error: &TakeoverError) -> HandlerError {
         _ => Vec::new(),
     };
     HandlerError::new(cause).with_changes(changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::host_key::HostKey;
+    use crate::model::time::Timestamp;
+
+    #[tokio::test]
+    async fn workers_that_start_together_share_one_copy_of_the_agent() {
+        // The test's own program is an executable of this architecture.
+        let file = AgentFile::new(std::env::current_exe().unwrap());
+        let copies = futures::future::join_all((0..4).map(|_| file.load())).await;
+        let copies: Vec<_> = copies.into_iter().map(Result::unwrap).collect();
+        assert!(copies.iter().all(|copy| Arc::ptr_eq(copy, &copies[0])));
+    }
+
+    fn key(byte: u8) -> HostKey {
+        HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte; 51] }
+    }
+
+    #[test]
+    fn login_settles_what_is_believed_of_the_host_key() {
+        let taken = || TakenOver { host_key: key(1), uploaded: false, success: EnrollSuccess::default() };
+        let at = Timestamp::from_timestamp(1_800_000_000, 0).unwrap();
+        let pinned = |refused: Option<HostKey>| PinnedHostKey {
+            key: key(1),
+            source: "first-use".to_owned(),
+            pinned_at: at,
+            refused: refused.map(|key| (key, at)),
+        };
+        let first_use = FactChange::HostKeyPinned {
+            algorithm: "ssh-ed25519".to_owned(),
+            public_key: key(1).key,
+            source: HostKeySource::FirstUse,
+        };
+        for (name, known, expected) in [
+            ("first use", None, Some(first_use)),
+            ("the key that is pinned", Some(pinned(None)), None),
+            ("that key again, after another", Some(pinned(Some(key(2)))), Some(FactChange::HostKeyProven)),
+        ] {
+            let changes = changes_of(taken(), known.as_ref(), 7);
+            let about_key: Vec<_> =
+                changes.into_iter().filter(|change| !matches!(change, FactChange::AgentStarted(_))).collect();
+            assert_eq!(about_key, Vec::from_iter(expected), "{name}");
+        }
+    }
 }

@@ -25,7 +25,7 @@ use crate::model::policy::{Disturbance, Rung};
 use crate::model::process::Process;
 use crate::model::recovery::{RecoveryPlan, Steps, look_again, plan_recovery};
 use crate::model::time::{Span, between};
-use crate::providers::provider::{PowerAction, Provider, RebootMethod, Rungs};
+use crate::providers::provider::{ErrorClass, PowerAction, Provider, RebootMethod, Rungs};
 
 /// See the module.
 pub struct Recoverer {
@@ -43,6 +43,8 @@ struct Means {
     provider: Option<Arc<dyn Provider>>,
     rungs: Option<Rungs>,
     steps: Steps,
+    /// Why the provider could not say what it can do.
+    unasked: Option<String>,
 }
 
 #[async_trait]
@@ -63,7 +65,11 @@ impl ControlLoop for Recoverer {
         let snapshot = work.snapshot().await?;
         let means = self.means(work, &snapshot).await?;
         let (_, policy) = work.bmdb().policy();
-        match plan_recovery(&snapshot.facts, &policy, means.steps, snapshot.now) {
+        let plan = plan_recovery(&snapshot.facts, &policy, means.steps, snapshot.now);
+        if let Some(why) = too_early(&plan, means.unasked.as_deref()) {
+            return Err(HandlerError::new(why));
+        }
+        match plan {
             RecoveryPlan::Recovered { how } => Ok(Handled::finished(vec![FactChange::RecoveryCleared], how)),
             RecoveryPlan::Exhausted { reason } => Ok(Handled::finished(
                 vec![FactChange::RecoveryCleared, FactChange::NeedsHuman(reason.clone())],
@@ -94,13 +100,16 @@ impl Recoverer {
             .clone()
             .ok_or_else(|| HandlerError::new("no provider has handed the machine over"))?;
         let source = self.providers.get(&provided.provider).cloned();
-        let mut rungs = None;
+        let (mut rungs, mut unasked) = (None, None);
         if let Some(provider) = &source {
             work.may_call_out()?;
             match provider.rungs(&provided.provider_id).await {
                 Ok(found) => rungs = Some(found),
                 // The provider may be what is broken; SSH may still work.
-                Err(error) => tracing::warn!(%error, "cannot ask the provider what it can do for a machine"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot ask the provider what it can do for a machine");
+                    unasked = (error.class != ErrorClass::NotFound).then_some(error.sentence);
+                }
             }
         }
         let steps = Steps {
@@ -108,7 +117,7 @@ impl Recoverer {
             reboot: rungs.as_ref().is_some_and(Rungs::can_reboot),
             power_cycle: rungs.as_ref().is_some_and(Rungs::can_power_cycle),
         };
-        Ok(Means { provided, provider: source, rungs, steps })
+        Ok(Means { provided, provider: source, rungs, steps, unasked })
     }
 
     async fn act(
@@ -120,6 +129,11 @@ impl Recoverer {
         what: Rung,
         attempt: u32,
     ) -> Result<Handled, HandlerError> {
+        if what.step == Disturbance::RestartAgent {
+            // What we lack ourselves is no failure of the machine's: without this, a role server
+            // missing on our host would count as a try, and reboot every silent machine.
+            self.access.agent.load().await.map_err(|error| HandlerError::new(error.to_string()))?;
+        }
         let step = Step {
             rung,
             step: what.step,
@@ -215,6 +229,17 @@ impl Recoverer {
     }
 }
 
+/// Why nobody may be called yet: what the provider can do is not known, so what is left to try is not
+/// either. A provider's outage would else send to a person every machine that falls silent meanwhile.
+fn too_early(plan: &RecoveryPlan, unasked: Option<&str>) -> Option<String> {
+    match plan {
+        RecoveryPlan::Exhausted { .. } => {
+            unasked.map(|why| format!("cannot ask the provider what is left to try: {why}"))
+        }
+        _ => None,
+    }
+}
+
 /// Where the ladder stands after a step, and how the work ends.
 fn after_step(
     outcome: Result<(Vec<FactChange>, String), HandlerError>,
@@ -253,5 +278,86 @@ fn after_step(
                 changes,
             })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::facts::Acted;
+    use crate::model::time::Timestamp;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
+    }
+
+    /// A first try of `reboot`, taken at 0, with ten minutes to report.
+    fn after_reboot(
+        outcome: Result<(Vec<FactChange>, String), HandlerError>,
+        now: i64,
+    ) -> Result<Handled, HandlerError> {
+        let what = Rung { step: Disturbance::Reboot, deadline: Span::minutes(10), tries: 2 };
+        let acted = Acted {
+            step: Disturbance::Reboot,
+            at: at(0),
+            deadline: at(600),
+            boot_id_before: Some("old".to_owned()),
+        };
+        let recovery = Recovery {
+            started_at: at(0),
+            rung: 1,
+            acted: Some(acted),
+            tries: 1,
+            next_at: at(0),
+            note: "about to reboot the machine".to_owned(),
+        };
+        after_step(outcome, recovery, what, 1, at(now))
+    }
+
+    fn ladder(changes: &[FactChange]) -> Recovery {
+        let mut ladders = changes.iter().filter_map(|change| match change {
+            FactChange::Recovery(recovery) => Some(recovery.clone()),
+            _ => None,
+        });
+        let only = ladders.next().unwrap();
+        assert_eq!(ladders.next(), None);
+        only
+    }
+
+    #[test]
+    fn step_that_was_taken_has_its_whole_deadline() {
+        let done = after_reboot(Ok((Vec::new(), "the command succeeded".to_owned())), 5).unwrap();
+        let Handled::Finished { changes, detail } = done else { panic!("{done:?}") };
+        let ladder = ladder(&changes);
+        assert_eq!((ladder.next_at, ladder.acted.unwrap().deadline, ladder.tries), (at(65), at(600), 1));
+        assert!(detail.ends_with("(try 1 of 2): the command succeeded; waits for its report"), "{detail}");
+    }
+
+    #[test]
+    fn step_that_could_not_be_taken_waits_for_no_report() {
+        for (now, pause) in [(5, 60), (595, 5), (600, 1), (700, 1)] {
+            let error = after_reboot(Err(HandlerError::new("no route to host")), now).unwrap_err();
+            let ladder = ladder(&error.changes);
+            assert_eq!((ladder.next_at, ladder.acted.unwrap().deadline), (at(now), at(now)));
+            let backoff = error.backoff.unwrap();
+            assert_eq!((backoff.initial, backoff.maximum), (Span::seconds(pause), Span::seconds(pause)));
+            assert!(error.cause.ends_with("(try 1 of 2): no route to host"), "{}", error.cause);
+        }
+    }
+
+    #[test]
+    fn what_only_a_person_can_help_with_survives_the_step() {
+        let stop = FactChange::NeedsHuman("another host key".to_owned());
+        let refused = HandlerError::new("another host key").with_changes(vec![stop.clone()]);
+        assert!(after_reboot(Err(refused), 5).unwrap_err().changes.contains(&stop));
+    }
+
+    #[test]
+    fn nobody_is_called_while_the_provider_cannot_be_asked() {
+        let exhausted = RecoveryPlan::Exhausted { reason: "tried in vain".to_owned() };
+        let recovered = RecoveryPlan::Recovered { how: "it reported".to_owned() };
+        assert!(too_early(&exhausted, Some("HTTP 503")).unwrap().ends_with(": HTTP 503"));
+        assert_eq!(too_early(&exhausted, None), None);
+        assert_eq!(too_early(&recovered, Some("HTTP 503")), None);
     }
 }

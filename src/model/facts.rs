@@ -88,6 +88,20 @@ impl MachineFacts {
         }
     }
 
+    /// The boot that the machine was last known to be in: that of its last report, or of the
+    /// enrolment of its agent where that came later.
+    #[must_use]
+    pub fn known_boot(&self) -> Option<&str> {
+        let started = self.agent_started.as_ref();
+        match (&self.heartbeat, started.and_then(|agent| Some((agent.at, agent.boot_id.as_deref()?)))) {
+            (Some(heartbeat), Some((at, enrolled))) => {
+                Some(if at > heartbeat.at { enrolled } else { &heartbeat.boot_id })
+            }
+            (Some(heartbeat), None) => Some(&heartbeat.boot_id),
+            (None, enrolled) => enrolled.map(|(_, boot)| boot),
+        }
+    }
+
     /// Earliest moment at which silence of the agent is evidence, before any limit is added: its
     /// last sign of life, but not from before we listened. `None` when there is no agent to hear,
     /// or nobody listening.

@@ -22,3 +22,4 @@ pub mod remote_step;
 pub mod schedule;
 pub mod shell_words;
 pub mod time;
+pub mod usage;

@@ -93,10 +93,21 @@ pub fn plan_recovery(facts: &MachineFacts, policy: &Policy, steps: Steps, now: T
     if recovery.next_at > now {
         return RecoveryPlan::Wait { until: recovery.next_at, reason: recovery.note.clone() };
     }
-    if acted.step.reboots() && steps.restart_agent {
+    if acted.step.reboots() && steps.restart_agent && !enrolled_since(facts, acted) {
         return RecoveryPlan::Reenroll { deadline: acted.deadline };
     }
     RecoveryPlan::Wait { until: acted.deadline, reason: recovery.note.clone() }
+}
+
+/// Whether an agent was put on the machine in the boot that a step brought. Then it is that agent's
+/// turn: putting it there again would stop it, and near the deadline, where looks come every two
+/// seconds, it would be stopped each time before it could report.
+fn enrolled_since(facts: &MachineFacts, acted: &Acted) -> bool {
+    facts.agent_started.as_ref().is_some_and(|agent| {
+        // An enrolment may also catch the machine on its way down.
+        let other_boot = agent.boot_id.is_some() && agent.boot_id != acted.boot_id_before;
+        agent.at > acted.at && other_boot
+    })
 }
 
 /// When to look at a machine again after a step: a tenth of the time it has, so that one that is
@@ -229,6 +240,48 @@ mod tests {
                 expected,
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn agent_put_on_the_new_boot_is_left_alone_to_report() {
+        for (name, started, boot, expected) in [
+            ("not yet", 0, None, true),
+            ("on its way down", 1005, Some("old"), true),
+            ("before the reboot", 999, Some("older"), true),
+            ("in a boot that is not known", 1015, None, true),
+            ("in the new boot", 1015, Some("new"), false),
+        ] {
+            let mut facts = machine(Some(tried(1, Disturbance::Reboot, 1)));
+            let boot_id = boot.map(str::to_owned);
+            facts.agent_started =
+                Some(AgentStarted { at: at(started), public_key: vec![], boot_id, fence: 1 });
+            let plan = plan_recovery(&facts, &Policy::default(), ALL, at(1020));
+            assert_eq!(matches!(plan, RecoveryPlan::Reenroll { .. }), expected, "{name}: {plan:?}");
+            assert_eq!(matches!(plan, RecoveryPlan::Wait { .. }), !expected, "{name}: {plan:?}");
+        }
+    }
+
+    #[test]
+    fn boot_before_a_step_is_the_newest_one_known() {
+        for (name, started, heard, expected) in [
+            ("nothing", None, None, None),
+            ("never reported", Some((0, Some("a"))), None, Some("a")),
+            ("reported since", Some((0, Some("a"))), Some((100, "b")), Some("b")),
+            // Its agent was started anew after a boot that it never reported from: a last report
+            // from that boot must not pass for one from the next.
+            ("started anew", Some((200, Some("c"))), Some((100, "b")), Some("c")),
+            ("started anew, boot not told", Some((200, None)), Some((100, "b")), Some("b")),
+        ] {
+            let mut facts = machine(None);
+            facts.agent_started = started.map(|(seconds, boot)| AgentStarted {
+                at: at(seconds),
+                public_key: vec![],
+                boot_id: boot.map(str::to_owned),
+                fence: 1,
+            });
+            facts.heartbeat = heard.map(|(seconds, boot)| heartbeat(seconds, boot));
+            assert_eq!(facts.known_boot(), expected, "{name}");
         }
     }
 

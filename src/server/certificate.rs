@@ -115,6 +115,15 @@ impl Certificate {
     }
 }
 
+/// Whether the files can be used, without using them.
+pub fn inspect_files(certificate: &Path, key: &Path, authority: Option<&Path>) -> Result<(), ServerError> {
+    from_files(certificate, key)?;
+    if let Some(path) = authority {
+        certificates(path, CA_FLAG)?;
+    }
+    Ok(())
+}
+
 fn from_files(certificate: &Path, key: &Path) -> Result<CertifiedKey, ServerError> {
     let chain = certificates(certificate, CERTIFICATE_FLAG)?;
     let private = PrivateKeyDer::from_pem_slice(&read(key, KEY_FLAG)?).map_err(|_| ServerError::NotPem {

@@ -18,6 +18,7 @@ use crate::server::metrics::{MetricsServer, serve_metrics};
 use crate::service::failure::Failure;
 use crate::service::flags::Component;
 use crate::service::plan::ServicePlan;
+use crate::service::preflight::server_failure;
 
 /// What listens in this process.
 pub struct Callback {
@@ -65,7 +66,7 @@ pub async fn start(
     let started = start_parts(plan, bmdb, sessions, certificate, metrics, &mut callback).await;
     if let Err(error) = started {
         callback.stop().await;
-        return Err(failure(&error));
+        return Err(server_failure(&error));
     }
     Ok(callback)
 }
@@ -117,13 +118,4 @@ fn certificate_source(plan: &ServicePlan, secrets: Option<&Path>) -> Result<Cert
     })?;
     let key = SecretsKey::open(path).map_err(|error| Failure::usage(error.to_string()))?;
     Ok(CertificateSource::Shared(Arc::new(key)))
-}
-
-/// A server's failure as an exit: what the caller got wrong, or what failed.
-fn failure(error: &ServerError) -> Failure {
-    let sentence = error.to_string();
-    match error {
-        ServerError::Bmdb(_) => Failure::failed(sentence),
-        _ => Failure::usage(sentence),
-    }
 }

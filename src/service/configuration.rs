@@ -102,8 +102,10 @@ fn taken(given: &[OsString]) -> BTreeSet<String> {
 }
 
 fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, String> {
-    let mut table: toml::Table =
-        text.parse().map_err(|error: toml::de::Error| error.to_string().trim().to_owned())?;
+    let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        format!("line {}: {}", before.lines().count().max(1), error.message())
+    })?;
     let mut file = ConfigurationFile::default();
     if let Some(providers) = table.remove("provider") {
         let toml::Value::Array(providers) = providers else {

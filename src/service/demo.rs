@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::signal::unix::Signal;
 use tokio::time::Instant;
 
 use crate::bmdb::connection::Bmdb;
@@ -24,34 +25,37 @@ use crate::model::time::Span;
 use crate::service::configuration::ConfigurationFile;
 use crate::service::failure::Failure;
 use crate::service::flags;
+use crate::service::healing::Healing;
 use crate::service::logging;
 use crate::service::plan::plan;
-use crate::service::run::{OpenDatabase, Running, open_database, signals, start};
+use crate::service::run::{OpenDatabase, Running, database_failure, open_database, signals, start};
+use crate::service::scratch::Scratch;
 
 /// How the demo is run.
 #[expect(clippy::doc_markdown, reason = "the documentation of each is its help text, which shows no marks")]
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct DemoFlags {
-    /// How many machines there are.
+    /// How many machines there are, 1 to 2000.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=2000))]
     pub machines: u32,
     /// What goes wrong unasked.
     #[arg(long, value_enum, value_name = "PROFILE", default_value = "none")]
     pub faults: FaultProfile,
-    /// The number that all chance of the simulated machines comes from.
+    /// Where all chance of the simulated machines comes from: the same number, the same fleet.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Stop when every machine is Ready: exit code 0, or 1 with what the rest waits for.
+    /// Stop when every machine is Ready, with exit code 0; or at the deadline, with exit code 1 and
+    /// what the rest waits for.
     #[arg(long)]
     pub until_ready: bool,
-    /// Longest time until every machine must be Ready, with --until_ready.
+    /// When every machine must be Ready, with --until_ready.
     #[arg(long, value_name = "SPAN", default_value = "5m")]
     pub deadline: Span,
-    /// Keep the simulated fleet in DIR, and go on with it next time. [default: a new one each time]
+    /// Keep machines and database in DIR and go on with them next time. [default: new ones each time]
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Begin with a new fleet, whatever --dir holds.
+    /// Begin with new machines, whatever --dir holds.
     #[arg(long)]
     pub fresh: bool,
 }
@@ -67,6 +71,16 @@ pub enum FaultProfile {
     Harsh,
 }
 
+/// What a kept demo has in its directory.
+const KEPT: [&str; 7] = [
+    "simulator.json",
+    "simulator.json.calls.jsonl",
+    "simulator.log",
+    "bmdb",
+    "ssh_key",
+    "secrets.key",
+    "agent_address",
+];
 /// How often progress is looked at.
 const LOOK: Duration = Duration::from_millis(250);
 /// How often a line is printed where there is no terminal, if anything changed.
@@ -74,18 +88,26 @@ const LINE: Duration = Duration::from_secs(1);
 /// Machines whose waiting is explained at the end.
 const EXPLAINED: i64 = 20;
 
-/// A directory that goes with us.
-struct Scratch {
-    path: PathBuf,
-    keep: bool,
+/// Where the simulated fleet is kept.
+enum FleetDirectory {
+    /// Goes with us.
+    Scratch(Scratch),
+    /// Stays.
+    Kept(PathBuf),
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if !self.keep
-            && let Err(error) = std::fs::remove_dir_all(&self.path)
-        {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the demo's directory");
+impl FleetDirectory {
+    fn kept(&self) -> Option<&Path> {
+        match self {
+            Self::Scratch(_) => None,
+            Self::Kept(path) => Some(path),
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Scratch(scratch) => scratch.path(),
+            Self::Kept(path) => path,
         }
     }
 }
@@ -94,39 +116,63 @@ impl Drop for Scratch {
 pub async fn run(demo: DemoFlags) -> Result<(), Failure> {
     logging::start(flags::LogFormat::Text, "off");
     let (mut terminate, mut interrupt) = signals()?;
-    let scratch = scratch(&demo)?;
-    say(&format!(
-        "A fleet of {} simulated machines, a private PostgreSQL, and the whole service:",
-        demo.machines
-    ))?;
-    say("  starting PostgreSQL and the simulator …")?;
+    say(&format!("{} simulated machines, a private PostgreSQL and the whole service:", demo.machines))?;
+    say("  starting the simulator and PostgreSQL …")?;
+    let directory = fleet_directory(&demo)?;
     let me = std::env::current_exe()
         .map_err(|error| Failure::failed(format!("cannot find this program's own file: {error}")))?;
-    let (mut simulator, url) = start_simulator(&me, &demo, &scratch.path).await?;
-    let outcome = tokio::select! {
-        outcome = with_simulator(&me, &url) => outcome,
-        _ = simulator.wait() => Err(Failure::failed(format!(
-            "the simulator ended by itself; it said:\n{}",
-            tail(&scratch.path.join("simulator.log"))
-        ))),
-        _ = terminate.recv() => Err(Failure::failed("stopped before the service had started")),
-        _ = interrupt.recv() => Err(Failure::failed("stopped before the service had started")),
+    let (mut simulator, hold, url) = start_simulator(&me, &demo, directory.path()).await?;
+    let simulator_died = || {
+        let said = tail(&directory.path().join("simulator.log"));
+        Failure::failed(format!("the simulator ended by itself; it said:\n{said}"))
     };
-    let outcome = match outcome {
+    let mut starting = std::pin::pin!(with_simulator(&me, &url, directory.kept()));
+    let mut stopped = false;
+    let started = tokio::select! {
+        started = &mut starting => started,
+        _ = simulator.wait() => Err(simulator_died()),
+        () = asked_to_stop(&mut terminate, &mut interrupt) => {
+            say("  stopping as soon as everything has started …")?;
+            stopped = true;
+            tokio::select! {
+                started = &mut starting => started,
+                () = asked_to_stop(&mut terminate, &mut interrupt) => Err(Failure::failed("stopped in the middle of the start")),
+            }
+        }
+    };
+    let outcome = match started {
         Ok((database, running)) => {
             let watched = tokio::select! {
+                biased;
+                () = std::future::ready(()), if stopped => interrupted(&demo),
+                () = asked_to_stop(&mut terminate, &mut interrupt) => interrupted(&demo),
+                _ = simulator.wait() => Err(simulator_died()),
                 watched = watch(&demo, &me, &url, &database) => watched,
-                _ = terminate.recv() => Ok(()),
-                _ = interrupt.recv() => Ok(()),
-                _ = simulator.wait() => Err(Failure::failed("the simulator ended by itself")),
             };
-            let stopped = stop(database, running).await;
-            watched.and(stopped)
+            let ended = stop(database, running).await;
+            watched.and(ended)
         }
         Err(failure) => Err(failure),
     };
     end_simulator(&mut simulator).await;
+    drop(hold);
     outcome
+}
+
+async fn asked_to_stop(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// Somebody who only watches stops when they like; somebody who waits for a result has none.
+fn interrupted(demo: &DemoFlags) -> Result<(), Failure> {
+    if demo.until_ready {
+        Err(Failure::failed("stopped by a signal before every machine was Ready"))
+    } else {
+        Ok(())
+    }
 }
 
 fn say(line: &str) -> Result<(), Failure> {
@@ -134,16 +180,19 @@ fn say(line: &str) -> Result<(), Failure> {
         .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))
 }
 
-fn scratch(demo: &DemoFlags) -> Result<Scratch, Failure> {
+fn fleet_directory(demo: &DemoFlags) -> Result<FleetDirectory, Failure> {
     let Some(path) = demo.dir.clone() else {
-        let path =
-            std::env::temp_dir().join(format!("shepherd-demo-{}", crate::model::ids::ProcessId::generate()));
-        make(&path)?;
-        return Ok(Scratch { path, keep: false });
+        return Scratch::create("shepherd-demo").map(FleetDirectory::Scratch);
     };
     if demo.fresh {
-        for name in ["simulator.json", "simulator.json.calls.jsonl", "simulator.log"] {
-            match std::fs::remove_file(path.join(name)) {
+        for name in KEPT {
+            let removed = match std::fs::remove_file(path.join(name)) {
+                Err(error) if error.kind() == std::io::ErrorKind::IsADirectory => {
+                    std::fs::remove_dir_all(path.join(name))
+                }
+                removed => removed,
+            };
+            match removed {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(Failure::failed(format!(
                         "cannot remove {name} in {}: {error}",
@@ -155,14 +204,15 @@ fn scratch(demo: &DemoFlags) -> Result<Scratch, Failure> {
         }
     }
     make(&path)?;
-    Ok(Scratch { path, keep: true })
+    Ok(FleetDirectory::Kept(path))
 }
 
 fn make(path: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new()
         .recursive(true)
-        .mode(0o700)
+        // Entered by the user that PostgreSQL runs as, too; keys in it have modes of their own.
+        .mode(0o755)
         .create(path)
         .map_err(|error| Failure::failed(format!("cannot make the directory {}: {error}", path.display())))
 }
@@ -173,7 +223,11 @@ fn tail(path: &Path) -> String {
     lines[lines.len().saturating_sub(10)..].join("\n")
 }
 
-async fn start_simulator(me: &Path, demo: &DemoFlags, scratch: &Path) -> Result<(Child, String), Failure> {
+async fn start_simulator(
+    me: &Path,
+    demo: &DemoFlags,
+    scratch: &Path,
+) -> Result<(Child, ChildStdin, String), Failure> {
     let wrong = |what: &str, error: &dyn std::fmt::Display| {
         Failure::failed(format!("cannot start the simulator: {what}: {error}"))
     };
@@ -192,7 +246,9 @@ async fn start_simulator(me: &Path, demo: &DemoFlags, scratch: &Path) -> Result<
             "--faults",
             &profile,
         ])
-        .stdin(Stdio::null())
+        // Held open for as long as we live: the simulator ends with us, however we end.
+        .arg("--exit_with_parent")
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)
         // Ctrl-C reaches a terminal's whole group; the machines must outlive the service.
@@ -211,7 +267,9 @@ async fn start_simulator(me: &Path, demo: &DemoFlags, scratch: &Path) -> Result<
         Err(_) => return Err(wrong("it was not ready within 30 seconds", &said())),
     };
     let url = line.strip_prefix("listening on ").ok_or_else(|| wrong("it said", &line))?.to_owned();
-    Ok((child, url))
+    // Waiting for a child closes the end of the pipe that it still owns.
+    let hold = child.stdin.take().ok_or_else(|| wrong("its input", &"is not to be had"))?;
+    Ok((child, hold, url))
 }
 
 async fn end_simulator(simulator: &mut Child) {
@@ -233,13 +291,14 @@ fn agent_program(me: &Path) -> PathBuf {
     if beside.is_file() { beside } else { me.to_path_buf() }
 }
 
-async fn with_simulator(me: &Path, simulator: &str) -> Result<(OpenDatabase, Running), Failure> {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .map_err(|error| Failure::failed(format!("cannot find a free port for agents: {error}")))?;
+async fn with_simulator(
+    me: &Path,
+    simulator: &str,
+    kept: Option<&Path>,
+) -> Result<(OpenDatabase, Running), Failure> {
+    let listener = agent_address(kept)?;
     let arguments: Vec<OsString> = [
         "shepherd",
-        "--bmdb_eat_my_data",
         "--bmdb_max_connections=32",
         "--provider=simulated",
         "--provider_name=sim",
@@ -269,17 +328,18 @@ async fn with_simulator(me: &Path, simulator: &str) -> Result<(OpenDatabase, Run
     .map(OsString::from)
     .chain([
         format!("--simulated_url={simulator}").into(),
+        // The machines remember whom they belong to, so the database stays where they do.
+        kept.map_or_else(|| "--bmdb_eat_my_data".into(), |kept| flag("--bmdb_dir", &kept.join("bmdb"))),
         format!("--agent_listen_address={listener}").into(),
         format!("--agent_endpoint={listener}").into(),
-        {
-            let mut argument = OsString::from("--agent_executable_path=");
-            argument.push(agent_program(me));
-            argument
-        },
+        flag("--agent_executable_path", &agent_program(me)),
     ])
+    .chain(kept.into_iter().flat_map(|kept| {
+        [flag("--ssh_key_path", &kept.join("ssh_key")), flag("--secrets_key_path", &kept.join("secrets.key"))]
+    }))
     .collect();
-    let parsed =
-        flags::parse(arguments).map_err(|error| Failure::failed(format!("the demo's own flags: {error}")))?;
+    let parsed = flags::parse_exactly(arguments)
+        .map_err(|error| Failure::failed(format!("the demo's own flags: {error}")))?;
     let service = plan(parsed.service, ConfigurationFile::default())?;
     let database = open_database(&service).await?;
     match start(&service, &database).await {
@@ -291,11 +351,32 @@ async fn with_simulator(me: &Path, simulator: &str) -> Result<(OpenDatabase, Run
     }
 }
 
+fn flag(name: &str, path: &Path) -> OsString {
+    let mut argument = OsString::from(format!("{name}="));
+    argument.push(path);
+    argument
+}
+
+/// Where agents call: in a kept demo the address that its agents know, if it is still to be had.
+fn agent_address(kept: Option<&Path>) -> Result<SocketAddr, Failure> {
+    let failed = |error| Failure::failed(format!("cannot find a free port for agents: {error}"));
+    let bound = |address: SocketAddr| TcpListener::bind(address).and_then(|listener| listener.local_addr());
+    let file = kept.map(|kept| kept.join("agent_address"));
+    let known = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok());
+    if let Some(address) = known.and_then(|known| bound(known.trim().parse().ok()?).ok()) {
+        return Ok(address);
+    }
+    let address = bound(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).map_err(failed)?;
+    if let Some(file) = file {
+        std::fs::write(file, address.to_string()).map_err(failed)?;
+    }
+    Ok(address)
+}
+
 async fn stop(database: OpenDatabase, running: Running) -> Result<(), Failure> {
-    say("")?;
-    say("stopping …")?;
+    say("\nstopping …")?;
     running.stop().await;
-    let counts = database.bmdb.live_counts().await.map_err(crate::service::run::database_failure)?;
+    let counts = database.bmdb.live_counts().await.map_err(database_failure)?;
     say(&format!("live work: {}, open sessions: {}", counts.work, counts.sessions))?;
     database.close().await?;
     if counts.work == 0 && counts.sessions == 0 {
@@ -309,26 +390,45 @@ async fn watch(demo: &DemoFlags, me: &Path, simulator: &str, database: &OpenData
     let began = Instant::now();
     let machines = i64::from(demo.machines);
     let mut progress = Progress::new(machines);
-    let mut all_ready_said = false;
     loop {
-        let phases = database.bmdb.indexed_phases().await.map_err(crate::service::run::database_failure)?;
+        let phases = database.bmdb.indexed_phases().await.map_err(database_failure)?;
         progress.show(&phases)?;
         let ready = phases.get(Phase::Ready.as_str()).copied().unwrap_or(0);
-        if ready >= machines && !all_ready_said {
-            all_ready_said = true;
-            progress.finish();
-            say(&format!("all {machines} machines are Ready after {:.1} s", began.elapsed().as_secs_f64()))?;
-            if demo.until_ready {
-                return Ok(());
-            }
-            commands(me, simulator, &database.url)?;
-            progress = Progress::new(machines);
+        if ready >= machines {
+            break;
         }
         if demo.until_ready && began.elapsed() > demo.deadline.0 {
             progress.finish();
-            return Err(rest(&database.bmdb, demo, ready).await);
+            let unseen = machines - phases.values().sum::<i64>();
+            return Err(rest(&database.bmdb, demo, ready, unseen).await);
         }
         tokio::time::sleep(LOOK).await;
+    }
+    progress.finish();
+    say(&format!("all {machines} machines are Ready after {:.1} s", began.elapsed().as_secs_f64()))?;
+    if demo.until_ready {
+        return Ok(());
+    }
+    commands(me, simulator, &database.url)?;
+    let mut summary = Summary(Healing::default());
+    loop {
+        let seen = database.bmdb.machine_phases().await.map_err(database_failure)?;
+        for line in summary.0.observe(seen, std::time::Instant::now()) {
+            say(&line)?;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Says in the end what was seen, however the watching ends.
+struct Summary(Healing);
+
+impl Drop for Summary {
+    fn drop(&mut self) {
+        if let Some(line) = self.0.summary() {
+            // Nobody to tell is no failure here.
+            let _ = say(&format!("\n{line}"));
+        }
     }
 }
 
@@ -354,25 +454,24 @@ Ctrl-C ends the demo and removes everything it made.
     ))
 }
 
-async fn rest(bmdb: &Bmdb, demo: &DemoFlags, ready: i64) -> Failure {
-    let mut sentence =
-        format!("only {ready} of {} machines were Ready after {}", demo.machines, demo.deadline);
+async fn rest(bmdb: &Bmdb, demo: &DemoFlags, ready: i64, unseen: i64) -> Failure {
+    let mut lines =
+        vec![format!("only {ready} of {} machines were Ready after {}", demo.machines, demo.deadline)];
     match bmdb.not_ready(EXPLAINED).await {
-        Ok(waiting) => {
-            for machine in waiting {
-                // Writing to a String cannot fail.
-                let _ = write!(sentence, "\n  {}: {}: {}", machine.name, machine.phase, machine.reason);
-                if let Some(cause) = machine.cause.filter(|cause| !machine.reason.contains(cause.as_str())) {
-                    let _ = write!(sentence, "; last failure: {cause}");
-                }
-                let _ = write!(sentence, " ({})", machine.decided_at);
-            }
-        }
-        Err(error) => {
-            let _ = write!(sentence, "; cannot say why: {error}");
-        }
+        Ok(waiting) => lines.extend(waiting.into_iter().map(|machine| {
+            let cause = machine.cause.filter(|cause| !machine.reason.contains(cause.as_str()));
+            let cause = cause.map_or_else(String::new, |cause| format!("; last failure: {cause}"));
+            format!(
+                "  {}: {}: {}{cause} ({})",
+                machine.name, machine.phase, machine.reason, machine.decided_at
+            )
+        })),
+        Err(error) => lines.push(format!("  cannot say why: {error}")),
     }
-    Failure::failed(sentence)
+    if unseen > 0 {
+        lines.push(format!("  {unseen} more: not in the database yet; the provisioner has not come to them"));
+    }
+    Failure::failed(lines.join("\n"))
 }
 
 /// A bar on a terminal, lines elsewhere.

@@ -185,13 +185,13 @@ pub struct ServiceFlags {
     /// Where agents are heard.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", help_heading = "Agent")]
     pub agent_listen_address: SocketAddr,
-    /// Certificate chain of the callback server, PEM. [default: from a CA kept in the database]
+    /// Certificate of the callback server and its chain, PEM. [default: one from a CA kept in the database]
     #[arg(long, value_name = "FILE", requires = "agent_tls_key_path", help_heading = "Agent")]
     pub agent_tls_certificate_path: Option<PathBuf>,
     /// Its private key, PEM.
     #[arg(long, value_name = "FILE", requires = "agent_tls_certificate_path", help_heading = "Agent")]
     pub agent_tls_key_path: Option<PathBuf>,
-    /// CA that agents check that certificate against, PEM or DER. [default: the chain's last]
+    /// CA that machines check that certificate against, PEM. [default: the machine's own trusted CAs]
     #[arg(long, value_name = "FILE", requires = "agent_tls_certificate_path", help_heading = "Agent")]
     pub agent_endpoint_ca_certificate_path: Option<PathBuf>,
 
@@ -355,6 +355,12 @@ pub fn command() -> clap::Command {
         let variable = format!("SHEPHERD_{}", name.to_uppercase());
         arg.env(variable).hide_env(true)
     })
+}
+
+/// Parses flags that a program and not a person gives: the environment does not count.
+pub fn parse_exactly(arguments: Vec<std::ffi::OsString>) -> Result<Flags, clap::Error> {
+    let matches = Flags::command().try_get_matches_from(arguments)?;
+    Flags::from_arg_matches(&matches)
 }
 
 /// Parses arguments whose dashes were already turned into underscores.

@@ -11,7 +11,9 @@
 //! * [`check`]: the same, having looked.
 //! * [`callback`]: the callback server of this process.
 //! * [`run`]: running it.
-//! * [`demo`]: a fleet in a box.
+//! * [`preflight`]: looking at everything before anything is done.
+//! * [`demo`]: a fleet in a box; [`healing`] is what its watcher is told.
+//! * [`scratch`]: directories that go when we go.
 
 pub mod callback;
 pub mod check;
@@ -19,6 +21,9 @@ pub mod configuration;
 pub mod demo;
 pub mod failure;
 pub mod flags;
+pub mod healing;
 pub mod logging;
 pub mod plan;
+pub mod preflight;
 pub mod run;
+pub mod scratch;

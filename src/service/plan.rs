@@ -198,7 +198,7 @@ fn endpoints(flags: &ServiceFlags, needed: bool) -> Result<Vec<String>, Failure>
 fn check_endpoint(endpoint: &str) -> Result<(), Failure> {
     let wrong = || {
         Failure::usage(format!(
-            "--agent_endpoint {endpoint} is no HOST:PORT; write for example shepherd.example:8443 or [2001:db8::1]:8443"
+            "--agent_endpoint {endpoint:?} is no HOST:PORT; write for example shepherd.example:8443 or [2001:db8::1]:8443"
         ))
     };
     let (host, port) = endpoint.rsplit_once(':').ok_or_else(wrong)?;
@@ -228,7 +228,8 @@ impl ServicePlan {
             "database",
             match &self.database {
                 Database::Url(settings) => {
-                    format!("{} ({:?} dialect)", settings.place(), flags.bmdb_dialect).to_lowercase()
+                    let dialect = format!("{:?}", flags.bmdb_dialect).to_lowercase();
+                    format!("{} ({dialect} dialect)", settings.place())
                 }
                 Database::ThrowAway => "a private PostgreSQL, thrown away at the end".to_owned(),
                 Database::Directory(directory) => format!("a private PostgreSQL in {}", directory.display()),

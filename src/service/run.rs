@@ -43,6 +43,8 @@ use crate::service::configuration::ProviderConfiguration;
 use crate::service::failure::Failure;
 use crate::service::flags::Component;
 use crate::service::plan::{Database, ServicePlan, dialect};
+use crate::service::preflight::{Unanswered, inspect};
+use crate::service::scratch::Scratch;
 use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
 use crate::takeover::session::SshSettings;
@@ -58,18 +60,7 @@ pub struct OpenDatabase {
     pub url: String,
     private: Option<PrivatePostgres>,
     /// Where keys go that were not given a place; removed with the private server's data.
-    keys: Option<KeyDirectory>,
-}
-
-/// A directory for the keys of a throw-away run; removed when dropped.
-struct KeyDirectory(std::path::PathBuf);
-
-impl Drop for KeyDirectory {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!(path = %self.0.display(), %error, "cannot remove the directory of keys");
-        }
-    }
+    keys: Option<Scratch>,
 }
 
 /// Opens the plan's database, starting a private server where one is asked for, and brings its
@@ -78,14 +69,12 @@ pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, Failure> 
     let (settings, url, private, keys) = match &plan.database {
         Database::Url(settings) => {
             let url = plan.flags.bmdb_url.clone().unwrap_or_default();
-            if let Some(warning) = password_warning(&url).filter(|_| given_on_the_line()) {
-                tracing::warn!("{warning}");
-            }
+            warn_of_password(plan);
             ((**settings).clone(), url, None, None)
         }
         Database::ThrowAway => {
             let (settings, url, private) = private_server(plan, Storage::ThrowAway).await?;
-            (settings, url, Some(private), Some(key_directory()?))
+            (settings, url, Some(private), Some(Scratch::create("shepherd-keys")?))
         }
         Database::Directory(directory) => {
             let (settings, url, private) = private_server(plan, Storage::Staying(directory.clone())).await?;
@@ -103,13 +92,12 @@ fn given_on_the_line() -> bool {
     std::env::args().any(|argument| argument.starts_with("--bmdb_url") || argument.starts_with("--bmdb-url"))
 }
 
-fn key_directory() -> Result<KeyDirectory, Failure> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    let path = std::env::temp_dir().join(format!("shepherd-keys-{}", ProcessId::generate()));
-    std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
-        Failure::failed(format!("cannot make {} for this run's keys: {error}", path.display()))
-    })?;
-    Ok(KeyDirectory(path))
+/// Says that a password stands where every list of processes shows it, if one does.
+pub fn warn_of_password(plan: &ServicePlan) {
+    let url = plan.flags.bmdb_url.as_deref().filter(|_| given_on_the_line());
+    if let Some(warning) = url.and_then(password_warning) {
+        tracing::warn!("{}", warning.trim_start_matches("warning: "));
+    }
 }
 
 async fn private_server(
@@ -148,7 +136,8 @@ fn postgres_failure(error: PrivatePostgresError) -> Failure {
 #[must_use]
 pub fn database_failure(error: BmdbError) -> Failure {
     let sentence = match &error {
-        BmdbError::Unreachable { .. } => {
+        // What is wrong with TLS says itself what to do.
+        BmdbError::Unreachable { reason, .. } if !reason.starts_with("TLS failed") => {
             format!("{error}. Is it running, and are host, port, user and password right?")
         }
         _ => error.to_string(),
@@ -174,7 +163,7 @@ impl OpenDatabase {
     }
 
     fn key_path(&self, given: Option<&std::path::Path>, name: &str) -> Option<std::path::PathBuf> {
-        given.map(std::path::Path::to_path_buf).or_else(|| Some(self.keys.as_ref()?.0.join(name)))
+        given.map(std::path::Path::to_path_buf).or_else(|| Some(self.keys.as_ref()?.path().join(name)))
     }
 }
 
@@ -435,6 +424,8 @@ fn ssh_password(path: Option<&std::path::Path>) -> Result<Option<SecretString>, 
 /// Runs the service until a signal: the first one stops it in order, the second at once.
 pub async fn serve(plan: ServicePlan) -> Result<(), Failure> {
     let (mut terminate, mut interrupt) = signals()?;
+    // Before the database is touched: what is wrong with the rest must not leave a schema behind.
+    inspect(&plan, Unanswered::Warns).await?;
     let database = open_database(&plan).await?;
     let started = start(&plan, &database).await;
     let running = match started {

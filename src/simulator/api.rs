@@ -159,8 +159,8 @@ async fn handle(
         return sentence(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string());
     }
     match done {
-        Ok(_) if fault == Some(ApiFault::After) => {
-            call.end(Outcome::Failed, &json!({ "status": 503, "done": true }));
+        Ok(answer) if fault == Some(ApiFault::After) => {
+            call.end(Outcome::Failed, &json!({ "status": 503, "done": true, "answer": answer }));
             sentence(StatusCode::SERVICE_UNAVAILABLE, "the provider lost the answer; try again")
         }
         Ok(answer) => {

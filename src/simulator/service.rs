@@ -75,6 +75,9 @@ pub struct RunArgs {
     #[arg(long = "persistent_percent", alias = "persistent-percent", value_name = "PERCENT", default_value_t = PERSISTENT_PERCENT,
           value_parser = clap::value_parser!(u64).range(0..=100))]
     pub persistent_percent: u64,
+    /// End when standard input ends: when whoever holds its other end is gone, however it went.
+    #[arg(long = "exit_with_parent", hide = true)]
+    pub exit_with_parent: bool,
 }
 
 /// The simulator cannot run, or could not go on.

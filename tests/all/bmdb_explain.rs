@@ -163,6 +163,7 @@ async fn claim_cost(
     .await
 }
 
+#[expect(clippy::too_many_lines, reason = "one list of statements, each with its parameters")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() -> anyhow::Result<()> {
     let (small_kit, mut small) = filled("explain_small", 10_000).await?;

@@ -2,6 +2,7 @@
 //! module per capability.
 
 mod architecture;
+mod bad_input;
 mod bmdb_explain;
 mod bmdb_invariants;
 mod bmdb_kit;
@@ -13,14 +14,22 @@ mod bmdb_proxy;
 mod bmdb_races;
 mod bmdb_work;
 mod callback;
+mod checker;
 mod cli;
+mod command_line;
+mod control_loops;
+mod database_login;
+mod demo;
 mod dependencies;
 mod harness;
 mod heartbeats;
 mod private_postgres;
 mod providers;
+mod provisioning;
+mod recovery;
 mod roleserver;
 mod simulator;
 mod sshd;
 mod takeover;
 mod test_database;
+mod two_shepherds;

@@ -24,7 +24,8 @@ postgres_bin() {
     for directory in "${places[@]}"; do
         if [[ -x $directory/initdb && -x $directory/pg_ctl && -x $directory/postgres ]]; then
             printf '%s\n' "$directory"
-            return
+            # Not a bare return: in a trap that would be the status of whatever ended the script.
+            return 0
         fi
     done
     echo "no PostgreSQL server programs were found (looked in ${places[*]});" \

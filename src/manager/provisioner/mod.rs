@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::bmdb::change::{FactChange, HostKeySource};
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::intent::OpenCreation;
 use crate::bmdb::lease::NamedLease;
 use crate::bmdb::provision::NewMachine;
 use crate::bmdb::session::{Session, Sessions};
@@ -65,10 +66,9 @@ pub async fn run(
     let name = provider.name().as_str().to_owned();
     while !stop.is_cancelled() {
         let details = serde_json::json!({ "provider": name });
-        let session = tokio::select! {
-            () = stop.cancelled() => return,
-            session = sessions.start("provisioner", details) => session,
-        };
+        // Never given up half-way: the statement goes on without us, and a session that commits after
+        // we have stopped stays open until the reaper finds it.
+        let session = sessions.start("provisioner", details).await;
         match session {
             Ok(session) => {
                 passes(sessions.bmdb(), &session, &*provider, &settings, &stop).await;
@@ -181,12 +181,12 @@ async fn pass(
         }
     };
     bmdb.provider_listed(name, kind, listed.len()).await?;
-    let open: BTreeSet<IntentId> =
-        bmdb.open_creations(name).await?.into_iter().map(|creation| creation.intent).collect();
+    let creations = bmdb.open_creations(name).await?;
+    let open: BTreeSet<IntentId> = creations.iter().map(|creation| creation.intent).collect();
     let (_, policy) = bmdb.policy();
     let plan = plan_provisioning(&listed, &known, &open, &policy.provisioner_brake, settings.limits);
     engage(bmdb, name, plan.brake.as_deref()).await?;
-    settle_open(bmdb, lease, provider, &open, &plan).await?;
+    settle_open(bmdb, lease, provider, &creations, &plan, policy.outward_limit.0).await?;
     for (machine, reason) in &plan.quarantine {
         quarantine(bmdb, *machine, reason).await?;
     }
@@ -222,21 +222,27 @@ async fn engage(bmdb: &Bmdb, provider: &str, brake: Option<&str>) -> Result<(), 
 }
 
 /// Finds out what became of creations whose outcome was never written down.
+///
+/// What the provider has not made *yet* it may still make: the order of a shepherd that died can be
+/// on its way for as long as an outward call lasts (`limit`). Settled before that, the machine would
+/// turn up under an intent that nobody waits for, and be quarantined as a stranger.
 async fn settle_open(
     bmdb: &Bmdb,
     lease: &NamedLease,
     provider: &dyn Provider,
-    open: &BTreeSet<IntentId>,
+    open: &[OpenCreation],
     plan: &ProvisionPlan,
+    limit: Duration,
 ) -> Result<(), BmdbError> {
     for (intent, machine) in &plan.adopt {
         adopt(bmdb, lease, *intent, machine).await?;
     }
     let adopted: BTreeSet<IntentId> = plan.adopt.iter().map(|(intent, _)| *intent).collect();
     let Some(creation) = provider.creation() else { return Ok(()) };
-    for intent in open.difference(&adopted) {
+    for OpenCreation { intent, age, .. } in open.iter().filter(|one| !adopted.contains(&one.intent)) {
         match creation.find_by_intent(*intent).await {
             Ok(Some(machine)) => adopt(bmdb, lease, *intent, &machine).await?,
+            Ok(None) if *age < limit => {}
             Ok(None) => {
                 bmdb.settle_intent(*intent, "nothing was made").await?;
             }

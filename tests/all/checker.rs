@@ -1,0 +1,503 @@
+//! A judge of what shepherds did, who shares nothing with them.
+//!
+//! It reads rows as they stand in the BMDB and the simulator's journal of the calls that it received, and
+//! knows no more of the engine than what its tables promise. It says what was violated; an empty answer
+//! means that, as far as anybody outside can tell, every machine was worked on by one at a time, was made
+//! once, and nothing that was lost went untold.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result};
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use sqlx::{FromRow, PgPool};
+use uuid::Uuid;
+
+/// A row of `history` that begins or ends a work item.
+#[derive(Clone, Debug, FromRow)]
+pub(crate) struct Edge {
+    pub(crate) machine_id: Uuid,
+    pub(crate) lane: String,
+    pub(crate) fence: i64,
+    pub(crate) event: String,
+    pub(crate) session_id: Uuid,
+    pub(crate) at: DateTime<Utc>,
+}
+
+/// A row of `intent` for a machine that was asked for.
+#[derive(Clone, Debug, FromRow)]
+pub(crate) struct Creation {
+    pub(crate) intent_id: Uuid,
+    pub(crate) outcome: Option<String>,
+}
+
+/// A row of `session`, with the process id that it tells.
+#[derive(Clone, Debug, FromRow)]
+pub(crate) struct SessionRow {
+    pub(crate) session_id: Uuid,
+    pub(crate) pid: i64,
+    pub(crate) closed_at: Option<DateTime<Utc>>,
+}
+
+/// A row of `machine_provided`.
+#[derive(Clone, Debug, FromRow)]
+pub(crate) struct Provided {
+    pub(crate) machine_id: Uuid,
+    pub(crate) provider_id: String,
+}
+
+/// One call that the simulator received; its place in the journal is its time.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) start: u64,
+    /// `u64::MAX` for one that never ended.
+    pub(crate) end: u64,
+    pub(crate) what: String,
+    pub(crate) machine: Option<String>,
+    pub(crate) intent: Option<String>,
+    pub(crate) arguments: Value,
+    pub(crate) outcome: String,
+    pub(crate) result: Value,
+}
+
+/// Everything that is judged.
+#[derive(Clone, Debug)]
+pub(crate) struct Records {
+    pub(crate) edges: Vec<Edge>,
+    pub(crate) creations: Vec<Creation>,
+    pub(crate) sessions: Vec<SessionRow>,
+    pub(crate) provided: Vec<Provided>,
+    pub(crate) live_work: i64,
+    pub(crate) calls: Vec<Call>,
+}
+
+impl Records {
+    /// Reads them from a database that nobody uses any more.
+    pub(crate) async fn read(pool: &PgPool, journal: &[Value]) -> Result<Self> {
+        Ok(Self {
+            edges: sqlx::query_as(
+                "SELECT machine_id, lane, fence, event, session_id, at FROM history WHERE edge IS NOT NULL",
+            )
+            .fetch_all(pool)
+            .await?,
+            creations: sqlx::query_as("SELECT intent_id, outcome FROM intent WHERE kind = 'create'")
+                .fetch_all(pool)
+                .await?,
+            sessions: sqlx::query_as(
+                "SELECT session_id, (runtime_info->>'pid')::INT8 AS pid, closed_at FROM session",
+            )
+            .fetch_all(pool)
+            .await?,
+            provided: sqlx::query_as("SELECT machine_id, provider_id FROM machine_provided")
+                .fetch_all(pool)
+                .await?,
+            live_work: sqlx::query_scalar("SELECT count(*) FROM work").fetch_one(pool).await?,
+            calls: calls(journal)?,
+        })
+    }
+}
+
+/// Pairs the lines of a journal.
+fn calls(journal: &[Value]) -> Result<Vec<Call>> {
+    let mut found: BTreeMap<u64, Call> = BTreeMap::new();
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    for line in journal {
+        let number = line["call"].as_u64().context("a line without its call")?;
+        if line["phase"] == "start" {
+            let call = Call {
+                start: number,
+                end: u64::MAX,
+                what: text(&line["what"]).context("a call that says nothing")?,
+                machine: text(&line["machine"]),
+                intent: text(&line["intent"]),
+                arguments: line["arguments"].clone(),
+                outcome: "cut off".to_owned(),
+                result: Value::Null,
+            };
+            found.insert(number, call);
+        } else {
+            let call = found.get_mut(&number).context("an end without its start")?;
+            call.end = line["seq"].as_u64().context("a line without its number")?;
+            call.outcome = text(&line["outcome"]).context("an end without an outcome")?;
+            call.result = line["result"].clone();
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+/// What must not be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Violation {
+    /// Two work items of one machine's lane were live at once, or two calls that touch one machine overlapped.
+    Overlap(String),
+    /// A machine was made, recorded or adopted twice, or is known to one side only.
+    Twice(String),
+    /// A lease was lost, and not told exactly once.
+    LostUntold(String),
+    /// A fence has no beginning, more than one, or more than one end, or was left out.
+    Fence(String),
+    /// A machine took an order with an older fence than one it had taken, or with one that nobody held.
+    WentBack(String),
+    /// Something happened under a session after it was closed.
+    AfterClose(String),
+    /// Work or sessions are left behind.
+    LeftBehind(String),
+}
+
+/// Calls by which a shepherd touches a machine. Looking at it is none.
+const TOUCHES: [&str; 5] = ["probe", "upload", "enroll-command", "reboot", "power"];
+
+/// Everything that these records show to have gone wrong.
+pub(crate) fn check(records: &Records) -> Vec<Violation> {
+    let mut found = Vec::new();
+    leases(records, &mut found);
+    touches(records, &mut found);
+    machines(records, &mut found);
+    orders(records, &mut found);
+    left_behind(records, &mut found);
+    found.sort();
+    found
+}
+
+/// Each fence of each lane begins once, ends once, and before the next one begins.
+fn leases(records: &Records, found: &mut Vec<Violation>) {
+    let closed: BTreeMap<Uuid, DateTime<Utc>> =
+        records.sessions.iter().filter_map(|row| Some((row.session_id, row.closed_at?))).collect();
+    let mut lanes: BTreeMap<(Uuid, &str), BTreeMap<i64, Vec<&Edge>>> = BTreeMap::new();
+    for edge in &records.edges {
+        let lane = lanes.entry((edge.machine_id, &edge.lane)).or_default();
+        lane.entry(edge.fence).or_default().push(edge);
+    }
+    for ((machine, lane), fences) in lanes {
+        let mut ended: Option<DateTime<Utc>> = None;
+        for (expected, (fence, edges)) in (1..).zip(&fences) {
+            let name = format!("{machine} {lane} fence {fence}");
+            if expected != *fence {
+                found.push(Violation::Fence(format!("{name} comes where {expected} should")));
+            }
+            let (starts, ends): (Vec<&Edge>, Vec<&Edge>) =
+                edges.iter().copied().partition(|edge| edge.event == "Started");
+            let &[start] = starts.as_slice() else {
+                found.push(Violation::Fence(format!("{name} began {} times", starts.len())));
+                continue;
+            };
+            if ended.is_some_and(|ended| start.at < ended) {
+                found.push(Violation::Overlap(format!("{name} began before the one before it ended")));
+            }
+            let over = closed.get(&start.session_id);
+            match ends.as_slice() {
+                &[end] => {
+                    ended = Some(end.at);
+                    let expired = end.event == "Expired";
+                    if expired && over.is_none_or(|over| end.at < *over) {
+                        found.push(Violation::LostUntold(format!("{name} expired under a living session")));
+                    }
+                    if !expired && over.is_some_and(|over| *over < end.at) {
+                        found.push(Violation::AfterClose(format!("{name}: {}", end.event)));
+                    }
+                    if end.session_id != start.session_id {
+                        found.push(Violation::Fence(format!("{name} was ended by another session")));
+                    }
+                }
+                [] => found.push(match over {
+                    Some(_) => Violation::LostUntold(format!("{name} was lost and has no end")),
+                    None => Violation::LeftBehind(format!("{name} has no end")),
+                }),
+                several if several.iter().any(|end| end.event == "Expired") => {
+                    found.push(Violation::LostUntold(format!("{name} has {} ends", several.len())));
+                }
+                several => found.push(Violation::Fence(format!("{name} has {} ends", several.len()))),
+            }
+        }
+    }
+}
+
+/// No two calls that touch one machine overlap, whoever made them: work on it is one step after another.
+fn touches(records: &Records, found: &mut Vec<Violation>) {
+    let mut by_machine: BTreeMap<&str, Vec<&Call>> = BTreeMap::new();
+    for call in records.calls.iter().filter(|call| TOUCHES.contains(&call.what.as_str())) {
+        by_machine.entry(call.machine.as_deref().unwrap_or_default()).or_default().push(call);
+    }
+    for (machine, mut calls) in by_machine {
+        calls.sort_by_key(|call| call.start);
+        for pair in calls.windows(2) {
+            if pair[1].start < pair[0].end {
+                found.push(Violation::Overlap(format!(
+                    "{machine}: {} (line {}) during {} (lines {} to {})",
+                    pair[1].what, pair[1].start, pair[0].what, pair[0].start, pair[0].end
+                )));
+            }
+        }
+    }
+}
+
+/// What the provider made is what the BMDB knows, one for one.
+fn machines(records: &Records, found: &mut Vec<Violation>) {
+    let twice = |what: String| Violation::Twice(what);
+    // Asking again under the same intent answers the same machine, and is no second one. An answer that
+    // was lost after the deed is a deed.
+    let mut made: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut intents: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let done = |call: &&Call| call.what == "create" && (call.outcome == "ok" || call.result["done"] == true);
+    for call in records.calls.iter().filter(done) {
+        let id = call.result["answer"]["id"].as_str().unwrap_or_default();
+        let intent = call.intent.as_deref().unwrap_or_default();
+        made.entry(id).or_default().insert(intent);
+        intents.entry(intent).or_default().insert(id);
+    }
+    let recorded: BTreeSet<String> =
+        records.creations.iter().map(|creation| creation.intent_id.to_string()).collect();
+    for (id, of) in &made {
+        if of.len() != 1 {
+            found.push(twice(format!("{id} was made under {} intents", of.len())));
+        }
+        if let Some(unknown) = of.iter().find(|intent| !recorded.contains(**intent)) {
+            found.push(twice(format!("{id} was made under intent {unknown}, which nobody recorded")));
+        }
+    }
+    for (intent, ids) in intents.iter().filter(|(_, ids)| ids.len() != 1) {
+        found.push(twice(format!("intent {intent} made {} machines", ids.len())));
+    }
+    let mut known: BTreeMap<&str, usize> = BTreeMap::new();
+    for provided in &records.provided {
+        *known.entry(&provided.provider_id).or_default() += 1;
+    }
+    for (id, times) in known.iter().filter(|(_, times)| **times != 1) {
+        found.push(twice(format!("{id} is recorded {times} times")));
+    }
+    for id in made.keys().filter(|id| !known.contains_key(**id)) {
+        found.push(twice(format!("{id} was made and is not recorded")));
+    }
+    for id in known.keys().filter(|id| !made.contains_key(**id)) {
+        found.push(twice(format!("{id} is recorded and was never made")));
+    }
+    let mut outcomes: BTreeMap<&str, usize> = BTreeMap::new();
+    for outcome in records.creations.iter().filter_map(|creation| creation.outcome.as_deref()) {
+        if let Some(machine) = outcome.strip_prefix("machine ") {
+            *outcomes.entry(machine).or_default() += 1;
+        }
+    }
+    for (machine, times) in outcomes.iter().filter(|(_, times)| **times != 1) {
+        found.push(twice(format!("{machine} is the outcome of {times} intents")));
+    }
+}
+
+/// The fences that a machine accepted never decrease, and each was held by somebody.
+fn orders(records: &Records, found: &mut Vec<Violation>) {
+    let held: BTreeSet<(String, i64)> = records
+        .edges
+        .iter()
+        .filter(|edge| edge.lane == "access" && edge.event == "Started")
+        .map(|edge| (edge.machine_id.to_string(), edge.fence))
+        .collect();
+    let names: BTreeMap<&str, String> = records
+        .provided
+        .iter()
+        .map(|provided| (provided.provider_id.as_str(), provided.machine_id.to_string()))
+        .collect();
+    let mut highest: BTreeMap<&str, i64> = BTreeMap::new();
+    let mut accepted: Vec<&Call> =
+        records.calls.iter().filter(|call| call.what == "enroll" && call.outcome == "ok").collect();
+    accepted.sort_by_key(|call| call.end);
+    for call in accepted {
+        let machine = call.machine.as_deref().unwrap_or_default();
+        let fence = call.arguments["fence"].as_i64().unwrap_or_default();
+        let before = highest.entry(machine).or_insert(fence);
+        if fence < *before {
+            found.push(Violation::WentBack(format!("{machine} took fence {fence} after {before}")));
+        }
+        *before = fence.max(*before);
+        let told = call.arguments["machine_id"].as_str().unwrap_or_default();
+        if names.get(machine).map(String::as_str) != Some(told) {
+            found.push(Violation::WentBack(format!("{machine} was told that it is {told}")));
+        }
+        if !held.contains(&(told.to_owned(), fence)) {
+            found.push(Violation::WentBack(format!("{machine} took fence {fence}, which nobody held")));
+        }
+    }
+}
+
+fn left_behind(records: &Records, found: &mut Vec<Violation>) {
+    if records.live_work != 0 {
+        found.push(Violation::LeftBehind(format!("{} work items", records.live_work)));
+    }
+    for session in records.sessions.iter().filter(|session| session.closed_at.is_none()) {
+        found.push(Violation::LeftBehind(format!("session {} of {}", session.session_id, session.pid)));
+    }
+}
+
+/// A good record with one fault planted in it.
+pub(crate) mod planted {
+    use super::{Call, Records};
+
+    /// Another worker enrols a machine while the first one does.
+    pub(crate) fn overlapping_work(good: &Records) -> Option<Records> {
+        let mut records = good.clone();
+        let during = records.calls.iter().find(|call| call.what == "enroll-command")?.clone();
+        records.calls.push(Call { start: during.start + 1, end: during.end + 1, ..during });
+        Some(records)
+    }
+
+    /// A machine that one made is made again under another intent, as by a second provisioner.
+    pub(crate) fn machine_twice(good: &Records) -> Option<Records> {
+        let mut records = good.clone();
+        let made = records.calls.iter().find(|call| call.what == "create" && call.outcome == "ok")?.clone();
+        let other = records.creations.iter().map(|creation| creation.intent_id.to_string());
+        let intent = other.into_iter().find(|id| Some(id) != made.intent.as_ref())?;
+        records.calls.push(Call { intent: Some(intent), ..made });
+        Some(records)
+    }
+
+    /// A lease that was lost is not told.
+    pub(crate) fn missing_expired(good: &Records) -> Option<Records> {
+        let mut records = good.clone();
+        let lost = records.edges.iter().position(|edge| edge.event == "Expired")?;
+        records.edges.remove(lost);
+        Some(records)
+    }
+
+    /// What may happen and is no fault: the provider is asked again under the same intent, and a
+    /// shepherd dies in the middle of an upload.
+    pub(crate) fn nothing(good: &Records) -> Option<Records> {
+        let mut records = good.clone();
+        let last = records.calls.iter().map(|call| call.end).filter(|end| *end < u64::MAX).max()?;
+        let made = records.calls.iter().find(|call| call.what == "create" && call.outcome == "ok")?.clone();
+        records.calls.push(Call { start: last + 1, end: last + 2, ..made });
+        let upload = records.calls.iter().find(|call| call.what == "upload")?.clone();
+        let outcome = "dropped".to_owned();
+        records.calls.push(Call { start: last + 3, end: last + 4, outcome, ..upload });
+        Some(records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::TimeDelta;
+    use serde_json::json;
+
+    use super::*;
+
+    fn at(seconds: i64) -> DateTime<Utc> {
+        DateTime::UNIX_EPOCH + TimeDelta::seconds(seconds)
+    }
+
+    /// Two machines; the first was lost by a session that died and taken up by another.
+    fn good() -> Records {
+        let (dead, living) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let machines = [Uuid::from_u128(10), Uuid::from_u128(11)];
+        let edge = |machine: usize, fence, event: &str, session_id, seconds| Edge {
+            machine_id: machines[machine],
+            lane: "access".to_owned(),
+            fence,
+            event: event.to_owned(),
+            session_id,
+            at: at(seconds),
+        };
+        let call = |start, end, what: &str, arguments, result| Call {
+            start,
+            end,
+            what: what.to_owned(),
+            machine: Some("sim-0000".to_owned()),
+            intent: None,
+            arguments,
+            outcome: "ok".to_owned(),
+            result,
+        };
+        let creation = |number: u128| Creation {
+            intent_id: Uuid::from_u128(20 + number),
+            outcome: Some(format!("machine {}", Uuid::from_u128(10 + number))),
+        };
+        let create = |number: u128, start| Call {
+            machine: None,
+            intent: Some(Uuid::from_u128(20 + number).to_string()),
+            ..call(
+                start,
+                start + 1,
+                "create",
+                json!({}),
+                json!({ "answer": { "id": format!("sim-{number:04}") } }),
+            )
+        };
+        let session = |session_id, pid, seconds| SessionRow { session_id, pid, closed_at: Some(at(seconds)) };
+        let provided = |number: u128| Provided {
+            machine_id: Uuid::from_u128(10 + number),
+            provider_id: format!("sim-{number:04}"),
+        };
+        let order = |fence| json!({ "machine_id": machines[0].to_string(), "fence": fence });
+        Records {
+            edges: vec![
+                edge(0, 1, "Started", dead, 10),
+                edge(0, 1, "Expired", dead, 21),
+                edge(0, 2, "Started", living, 30),
+                edge(0, 2, "Finished", living, 31),
+                edge(1, 1, "Started", living, 10),
+                edge(1, 1, "Failed", living, 11),
+            ],
+            creations: vec![creation(0), creation(1)],
+            sessions: vec![session(dead, 100, 20), session(living, 101, 40)],
+            provided: vec![provided(0), provided(1)],
+            live_work: 0,
+            calls: vec![
+                create(0, 1),
+                create(1, 3),
+                call(5, 6, "upload", json!({}), json!({})),
+                call(7, 10, "enroll-command", json!({}), json!({})),
+                call(8, 9, "enroll", order(1), json!({})),
+                call(11, 14, "enroll-command", json!({}), json!({})),
+                call(12, 13, "enroll", order(2), json!({})),
+            ],
+        }
+    }
+
+    fn judged(change: impl FnOnce(&mut Records)) -> Vec<Violation> {
+        let mut records = good();
+        change(&mut records);
+        check(&records)
+    }
+
+    #[test]
+    fn a_good_record_is_not_complained_of() {
+        assert_eq!(check(&good()), []);
+        assert_eq!(check(&planted::nothing(&good()).unwrap()), []);
+    }
+
+    #[test]
+    fn each_planted_fault_is_found_and_nothing_else() {
+        let found = check(&planted::overlapping_work(&good()).unwrap());
+        assert!(matches!(found.as_slice(), [Violation::Overlap(_)]), "{found:?}");
+        let found = check(&planted::machine_twice(&good()).unwrap());
+        assert!(
+            matches!(found.as_slice(), [Violation::Twice(made), Violation::Twice(intent)]
+                if made.contains("made under 2 intents") || intent.contains("made under 2 intents")),
+            "{found:?}"
+        );
+        let found = check(&planted::missing_expired(&good()).unwrap());
+        assert!(matches!(found.as_slice(), [Violation::LostUntold(_)]), "{found:?}");
+    }
+
+    #[test]
+    fn every_other_promise_is_looked_after_too() {
+        let found = judged(|records| records.edges[2].at = at(15));
+        assert!(matches!(found.as_slice(), [Violation::Overlap(_)]), "{found:?}");
+        let found = judged(|records| records.edges.push(records.edges[1].clone()));
+        assert!(matches!(found.as_slice(), [Violation::LostUntold(_)]), "{found:?}");
+        let found = judged(|records| records.edges.push(records.edges[3].clone()));
+        assert!(matches!(found.as_slice(), [Violation::Fence(_)]), "{found:?}");
+        let found = judged(|records| records.edges[3].at = at(41));
+        assert!(matches!(found.as_slice(), [Violation::AfterClose(_)]), "{found:?}");
+        let found = judged(|records| records.calls[4].arguments["fence"] = json!(3));
+        assert!(found.iter().all(|one| matches!(one, Violation::WentBack(_))) && found.len() == 2);
+        let found = judged(|records| records.provided.push(records.provided[0].clone()));
+        assert!(matches!(found.as_slice(), [Violation::Twice(_)]), "{found:?}");
+        let found = judged(|records| drop(records.provided.pop()));
+        assert!(matches!(found.as_slice(), [Violation::Twice(_)]), "{found:?}");
+        let found = judged(|records| records.live_work = 1);
+        assert!(matches!(found.as_slice(), [Violation::LeftBehind(_)]), "{found:?}");
+    }
+
+    #[test]
+    fn a_call_that_never_ended_overlaps_what_comes_after_it() {
+        let found = judged(|records| records.calls[2].end = u64::MAX);
+        assert!(matches!(found.as_slice(), [Violation::Overlap(_)]), "{found:?}");
+    }
+}

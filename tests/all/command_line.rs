@@ -1,0 +1,165 @@
+//! The command line as it is documented: help texts, `--check`, and which of flag, environment and file
+//! counts.
+
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+
+use crate::bad_input::dialect;
+use crate::harness::postgres::TestDatabase;
+use crate::harness::program::Place;
+use crate::harness::source;
+
+const SSH_USER: &[&str] = &["--check", "--bmdb_eat_my_data", "--provider=static", "--components=updater"];
+
+fn golden(name: &str, text: &str) {
+    insta::with_settings!({snapshot_path => "golden/command_line", prepend_module_to_snapshot => false, omit_expression => true}, {
+        insta::assert_snapshot!(name, text);
+    });
+}
+
+fn help(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new(program).args(arguments).env("COLUMNS", "100").stdin(Stdio::null()).output()?;
+    anyhow::ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    // A line of blanks alone is the parser's; nobody sees it, and editors remove it.
+    let text = String::from_utf8(output.stdout)?;
+    Ok(text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n"))
+}
+
+#[test]
+fn help_reads_well() {
+    let shepherd = env!("CARGO_BIN_EXE_shepherd");
+    let roleserver = env!("CARGO_BIN_EXE_roleserver");
+    for (name, program, arguments) in [
+        ("help", shepherd, &["--help"][..]),
+        ("help_short", shepherd, &["-h"]),
+        ("help_demo", shepherd, &["demo", "--help"]),
+        ("help_simulator", shepherd, &["simulator", "--help"]),
+        ("help_fault", shepherd, &["simulator", "fault", "--help"]),
+        ("help_roleserver", roleserver, &["--help"]),
+        ("help_roleserver_enroll", roleserver, &["enroll", "--help"]),
+    ] {
+        let text = help(program, arguments).unwrap();
+        let long = text.lines().find(|line| line.chars().count() > 100);
+        assert_eq!(long, None, "{name} is wider than 100 columns");
+        golden(name, &text);
+    }
+}
+
+#[tokio::test]
+async fn the_documented_command_line_is_checked_and_changes_nothing() {
+    let database = TestDatabase::create("documented").await.unwrap();
+    let place = Place::new().unwrap();
+    let list = place
+        .write(
+            "devices.json",
+            r#"[{"ID": "rack1-01", "Addr": "192.0.2.11", "Location": "rack 1", "PowerCommand": ["/usr/local/bin/power", "rack1-01"]},
+                {"ID": "rack1-02", "Addr": "192.0.2.12", "Location": "rack 1"}]"#,
+        )
+        .unwrap();
+    let readme = source::read(&source::root().join("README.md")).unwrap();
+    let began = readme.find("shepherd --bmdb_url").unwrap();
+    let documented = readme[began..].split("```").next().unwrap().replace("\\\n", " ");
+    let agent = env!("CARGO_BIN_EXE_roleserver");
+    let arguments: Vec<String> = documented
+        .split_whitespace()
+        .skip(1)
+        .map(|word| match word {
+            "postgres://user@host:5432/bmdb" => database.url().to_owned(),
+            "file:///etc/shepherd/devices.json" => format!("file://{}", list.display()),
+            "/usr/lib/shepherd/roleserver" => agent.to_owned(),
+            "/var/lib/shepherd/ssh_key" => place.path("ssh_key").display().to_string(),
+            "/var/lib/shepherd/secrets.key" => place.path("secrets.key").display().to_string(),
+            other => other.to_owned(),
+        })
+        .collect();
+    let with_dashes = arguments.iter().map(|argument| {
+        if argument.starts_with("--") { argument.replace('_', "-") } else { argument.clone() }
+    });
+    let check = ["--check".to_owned(), dialect(database.mode()).to_owned()];
+    let said = place.run(arguments.iter().chain(&check)).unwrap();
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{}", said.stdout);
+    let dashed = place.run(with_dashes.chain(check)).unwrap();
+    assert_eq!(dashed.stdout, said.stdout, "a dash works wherever an underscore does");
+    let text = place.masked(&said.stdout);
+    insta::with_settings!({filters => vec![
+        (r"database     .*", "database     [database]"),
+        (r"an agent for \S+, \d+ bytes, SHA-256 [0-9a-f]{64}", "an agent for [architecture], [size] bytes, SHA-256 [digest]"),
+        (r"schema version \d+", "schema version [known]"),
+    ]}, { golden("check", &text); });
+    assert!(!place.path("ssh_key").exists() && !place.path("secrets.key").exists());
+    place.must_be_clean().unwrap();
+}
+
+#[test]
+fn a_flag_counts_before_the_environment_and_that_before_the_file() {
+    let place = Place::new().unwrap();
+    let config =
+        place.write("shepherd.toml", "ssh-user = \"file\"\nagent_target_path = \"from/file\"\n").unwrap();
+    let config = format!("--config={}", config.display());
+    let list = place.write("devices.json", "[]").unwrap();
+    let list = format!("--static_device_list_url=file://{}", list.display());
+    let user = |flags: &[&str], environment: Option<&str>| -> anyhow::Result<String> {
+        let mut command = place.program(SSH_USER.iter().chain(flags).chain(&[list.as_str()]));
+        if let Some(user) = environment {
+            command.env("SHEPHERD_SSH_USER", user);
+        }
+        let said = Place::finish(command.spawn()?)?;
+        let line = said.stdout.lines().find(|line| line.starts_with("ssh ")).context(said.stderr.clone());
+        Ok(line?.split(',').next().unwrap_or_default().to_owned())
+    };
+    for (flags, environment, expected) in [
+        (&[][..], None, "root"),
+        (&[config.as_str()], None, "file"),
+        (&[config.as_str()], Some("environment"), "environment"),
+        (&[config.as_str(), "--ssh_user=flag"], Some("environment"), "flag"),
+        (&[config.as_str(), "--ssh-user", "flag"], None, "flag"),
+        (&["--ssh-user=flag"], Some("environment"), "flag"),
+    ] {
+        let found = user(flags, environment).unwrap();
+        assert!(found.ends_with(&format!(" as {expected}")), "{flags:?}, {environment:?}: {found}");
+    }
+    // The file may be named by the environment, and a flag's value that looks like a subcommand is none.
+    let mut command = place.program(SSH_USER.iter().chain(&["--provider_name", "demo", list.as_str()]));
+    command.env("SHEPHERD_CONFIG", place.path("shepherd.toml"));
+    let said = Place::finish(command.spawn().unwrap()).unwrap();
+    assert!(said.stdout.contains("as file,"), "{said:?}");
+}
+
+#[test]
+fn every_flag_that_the_documents_name_exists() {
+    let mut known = String::new();
+    let shepherd = env!("CARGO_BIN_EXE_shepherd");
+    for arguments in
+        [&["--help"][..], &["demo", "--help"], &["simulator", "--help"], &["simulator", "fault", "--help"]]
+    {
+        known.push_str(&help(shepherd, arguments).unwrap());
+    }
+    for arguments in [&["--help"][..], &["enroll", "--help"], &["run", "--help"]] {
+        known.push_str(&help(env!("CARGO_BIN_EXE_roleserver"), arguments).unwrap());
+    }
+    for arguments in
+        [&["--help"][..], &["get", "machines", "--help"], &["hold", "--help"], &["timeline", "--help"]]
+    {
+        known.push_str(&help(env!("CARGO_BIN_EXE_shepherdctl"), arguments).unwrap());
+    }
+    let flags = |text: &str| -> Vec<String> {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        let words = text
+            .split(|c: char| !is_part(c))
+            .filter(|word| word.starts_with("--") && !word.trim_matches('-').is_empty());
+        words
+            .map(|word| word.trim_end_matches('-').replace("--", "\0").replace('-', "_").replace('\0', "--"))
+            .collect()
+    };
+    let known = flags(&known);
+    // Of other programs.
+    let foreign = ["--system", "--home", "--shell", "--now", "--pwprompt", "--owner", "--create_home"];
+    for document in ["README.md", "docs/deploying.md", "docs/keys.md"] {
+        let named = flags(&source::read(&source::root().join(document)).unwrap());
+        assert!(!named.is_empty(), "{document} names no flag");
+        for flag in named.iter().filter(|flag| !foreign.contains(&flag.as_str())) {
+            assert!(known.contains(flag), "{document} names {flag}, which no program has");
+        }
+    }
+}

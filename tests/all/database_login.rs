@@ -1,0 +1,193 @@
+//! Logging in to a database as sites have it: over TCP, with a password, with TLS that is verified.
+//!
+//! The server is one of our own with `ssl = on` and a certificate from a CA made for the test.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustix::process::{Pid, Signal, kill_process};
+use shepherd::bmdb::postgres_programs::{self, ServerUser};
+
+use crate::harness::program::{PATIENCE, Place, Said};
+
+const PASSWORD: &str = "open-sesame-open";
+
+/// A server that wants a password and speaks TLS. Ended when dropped.
+struct TlsServer {
+    child: Child,
+    port: u16,
+}
+
+impl TlsServer {
+    fn start(place: &Place) -> anyhow::Result<Self> {
+        let programs = postgres_programs::find().pop().context("no PostgreSQL server is installed")?;
+        let user = postgres_programs::server_user().map_err(|_| anyhow::anyhow!("no user to run it as"))?;
+        let run = |program: &str| postgres_programs::command(&programs.path(program), user.as_ref());
+        let data = place.path("data");
+        fs::create_dir(&data)?;
+        own(&data, user.as_ref())?;
+        let password = place.path("password");
+        fs::write(&password, PASSWORD)?;
+        own(&password, user.as_ref())?;
+        let made = run("initdb")
+            .args(["--no-sync", "-A", "scram-sha-256", "-U", "kim", "--locale=C", "-E", "UTF8"])
+            .arg(format!("--pwfile={}", password.display()))
+            .arg("-D")
+            .arg(&data)
+            .output()?;
+        ensure!(made.status.success(), "{made:?}");
+        let (ca, certificate, key) = certificates()?;
+        fs::write(place.path("ca.pem"), ca)?;
+        for (name, text) in [("server.crt", certificate), ("server.key", key)] {
+            let path = data.join(name);
+            fs::write(&path, text)?;
+            own(&path, user.as_ref())?;
+        }
+        // Given back a moment before it is taken: PostgreSQL cannot be told to choose.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let log = fs::File::create(place.path("server.log"))?;
+        let child = run("postgres")
+            .arg("-D")
+            .arg(&data)
+            .args(["-p", &port.to_string()])
+            .args(["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "ssl=on"])
+            .args(["-c", "fsync=off"])
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        let server = Self { child, port };
+        let end = Instant::now() + PATIENCE;
+        while !fs::read_to_string(place.path("server.log"))?.contains("ready to accept connections") {
+            ensure!(Instant::now() < end, "{}", fs::read_to_string(place.path("server.log"))?);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for TlsServer {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.child), Signal::QUIT);
+        let _ = self.child.wait();
+    }
+}
+
+fn own(path: &Path, user: Option<&ServerUser>) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = if path.is_dir() { 0o700 } else { 0o600 };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    if let Some(user) = user {
+        chown(path, Some(user.uid), Some(user.gid))?;
+    }
+    Ok(())
+}
+
+/// A CA, and a certificate of it for `localhost` with its key, PEM.
+fn certificates() -> anyhow::Result<(String, String, String)> {
+    let ca_key = KeyPair::generate()?;
+    let mut ca = CertificateParams::default();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca_certificate = ca.self_signed(&ca_key)?;
+    let key = KeyPair::generate()?;
+    let server = CertificateParams::new(vec!["localhost".to_owned()])?;
+    let certificate = server.signed_by(&key, &Issuer::from_params(&ca, &ca_key))?;
+    Ok((ca_certificate.pem(), certificate.pem(), key.serialize_pem()))
+}
+
+struct Site {
+    place: Place,
+    server: TlsServer,
+}
+
+impl Site {
+    fn new() -> anyhow::Result<Self> {
+        let place = Place::new()?;
+        let server = TlsServer::start(&place)?;
+        Ok(Self { place, server })
+    }
+
+    fn url(&self, user: &str, host: &str, parameters: &str) -> String {
+        format!("postgres://{user}@{host}:{}/postgres{parameters}", self.server.port)
+    }
+
+    /// Checks with that URL, as a flag or in the environment.
+    fn check(&self, flag: Option<&str>, environment: &[(&str, &str)]) -> anyhow::Result<Said> {
+        let mut arguments: Vec<String> =
+            ["--check", "--components=updater", "--provider=static"].map(ToOwned::to_owned).into();
+        let list: PathBuf = self.place.write("devices.json", "[]")?;
+        arguments.push(format!("--static_device_list_url=file://{}", list.display()));
+        arguments.extend(flag.map(|url| format!("--bmdb_url={url}")));
+        let mut command = self.place.program(arguments);
+        command.env("RUST_LOG", "trace").envs(environment.iter().copied());
+        let said = Place::finish(command.spawn()?)?;
+        ensure!(!said.stdout.contains(PASSWORD) && !said.stderr.contains(PASSWORD), "the password is shown");
+        Ok(said)
+    }
+}
+
+fn last_line(said: &Said, site: &Site) -> String {
+    let line = said.stderr.lines().last().unwrap_or_default();
+    site.place.masked(line).replace(&site.server.port.to_string(), "[port]")
+}
+
+#[test]
+fn the_password_comes_from_the_environment_or_a_file_and_is_never_shown() {
+    let site = Site::new().unwrap();
+    let with_password = site.url(&format!("kim:{PASSWORD}"), "127.0.0.1", "");
+    let without = site.url("kim", "127.0.0.1", "");
+
+    let by_flag = site.check(Some(&with_password), &[]).unwrap();
+    assert_eq!(by_flag.code, Some(0), "{by_flag:?}");
+    let warning = by_flag.stderr.lines().find(|line| line.contains(" WARN ")).unwrap();
+    assert!(warning.contains("SHEPHERD_BMDB_URL") && warning.contains("~/.pgpass"), "{warning}");
+
+    let by_environment = site.check(None, &[("SHEPHERD_BMDB_URL", &with_password)]).unwrap();
+    assert_eq!(by_environment.code, Some(0), "{by_environment:?}");
+    assert!(!by_environment.stderr.contains(" WARN "), "{by_environment:?}");
+
+    let entry = format!("127.0.0.1:{}:postgres:kim:{PASSWORD}\n", site.server.port);
+    site.place.write("home/.pgpass", &entry).unwrap();
+    assert_eq!(site.check(Some(&without), &[]).unwrap().code, Some(0));
+    let elsewhere = site.place.write("passwords", &entry).unwrap();
+    fs::remove_file(site.place.path("home/.pgpass")).unwrap();
+    let by_file = site.check(Some(&without), &[("PGPASSFILE", elsewhere.to_str().unwrap())]).unwrap();
+    assert_eq!(by_file.code, Some(0), "{by_file:?}");
+
+    let wrong = site.check(Some(&site.url("kim:nonsense", "127.0.0.1", "")), &[]).unwrap();
+    assert_eq!(wrong.code, Some(1));
+    assert_eq!(
+        last_line(&wrong, &site),
+        "shepherd: cannot reach the BMDB at 127.0.0.1:[port]/postgres: password authentication failed for user \
+         \"kim\". Is it running, and are host, port, user and password right?"
+    );
+}
+
+#[test]
+fn a_server_is_verified_when_that_is_asked_for() {
+    let site = Site::new().unwrap();
+    let ca = site.place.path("ca.pem");
+    let (other, ..) = certificates().unwrap();
+    let other = site.place.write("other-ca.pem", other).unwrap();
+    let user = format!("kim:{PASSWORD}");
+    let check = |host: &str, ca: &Path| {
+        let parameters = format!("?sslmode=verify-full&sslrootcert={}", ca.display());
+        site.check(None, &[("SHEPHERD_BMDB_URL", &site.url(&user, host, &parameters))]).unwrap()
+    };
+    let verified = check("localhost", &ca);
+    assert_eq!(verified.code, Some(0), "{}", last_line(&verified, &site));
+    for (host, ca) in [("localhost", &other), ("127.0.0.1", &ca)] {
+        let refused = check(host, ca);
+        assert_eq!(refused.code, Some(1), "{host}: {refused:?}");
+        let sentence = last_line(&refused, &site);
+        assert!(sentence.starts_with("shepherd: cannot reach the BMDB at "), "{sentence}");
+        assert!(sentence.contains("TLS failed: ") && sentence.contains("sslrootcert=FILE"), "{sentence}");
+    }
+    let missing = check("localhost", Path::new("/nonexistent/ca.pem"));
+    assert_eq!(missing.code, Some(1), "{}", last_line(&missing, &site));
+}

@@ -1,0 +1,260 @@
+//! A fleet as an operator has it: a simulator process, shepherd processes, and a BMDB of its own.
+//!
+//! Every process is a child of the test and is killed by its own id when its handle is dropped. What
+//! they say goes to files; a condition that never comes true is reported with the ends of them.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use shepherd::simulator::fault_command::{self, FaultArgs};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tempfile::TempDir;
+
+use crate::harness::mode::Mode;
+use crate::harness::postgres::TestDatabase;
+
+/// Longest time for anything that a quiet host does in some seconds.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(3);
+/// Lines of each process's log that are shown with a failure.
+const SHOWN: usize = 15;
+
+/// A child of this test.
+pub(crate) struct Program {
+    child: Child,
+}
+
+impl Program {
+    fn spawn(command: &mut Command, log: &Path) -> Result<Self> {
+        let child = command.stdin(Stdio::null()).stderr(File::create(log)?).spawn()?;
+        Ok(Self { child })
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), signal)?)
+    }
+
+    /// Kills it as a power cut does, and waits until it is gone.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Whether it has ended by itself, and how.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Asks it to stop, and waits for its exit.
+    pub(crate) async fn terminate(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            ensure!(Instant::now() < deadline, "it does not stop");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Parser)]
+struct FaultLine {
+    #[command(flatten)]
+    fault: FaultArgs,
+}
+
+/// A simulator on a database. Shepherds are started on it by [`Fleet::shepherd`].
+pub(crate) struct Fleet {
+    _simulator: Program,
+    /// Where the simulator's provider API is.
+    pub(crate) url: String,
+    /// The test's own connections.
+    pub(crate) pool: PgPool,
+    /// The BMDB.
+    pub(crate) database: TestDatabase,
+    directory: TempDir,
+    logs: Mutex<Vec<PathBuf>>,
+}
+
+impl Fleet {
+    /// Starts a simulator with these flags.
+    pub(crate) async fn start(test_name: &str, flags: &[&str]) -> Result<Self> {
+        // An error means that another test has done it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let database = TestDatabase::create(test_name).await?;
+        let pool = looking(&database).await?;
+        let directory = tempfile::tempdir()?;
+        let log = directory.path().join("simulator.log");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shepherd"));
+        command.args(["simulator", "--listen", "127.0.0.1:0", "--state"]);
+        command.arg(directory.path().join("fleet.json")).args(flags).stdout(Stdio::piped());
+        let mut simulator = Program::spawn(&mut command, &log)?;
+        let stdout = simulator.child.stdout.take().context("its output is piped")?;
+        let line = tokio::task::spawn_blocking(move || BufReader::new(stdout).lines().next()).await?;
+        let line = line.context("the simulator ended")??;
+        let url = line.strip_prefix("listening on ").context(line.clone())?.to_owned();
+        Ok(Self { _simulator: simulator, url, pool, database, directory, logs: Mutex::new(vec![log]) })
+    }
+
+    /// Starts a shepherd named `name`, which listens for agents at `endpoints[0]` and tells them of all.
+    /// The name is that of its SSH key too, by which the simulator's journal tells shepherds apart.
+    pub(crate) fn shepherd(&self, name: &str, endpoints: &[String], flags: &[&str]) -> Result<Program> {
+        let log = self.directory.path().join(format!("{name}.log"));
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner).push(log.clone());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shepherd"));
+        // By the environment, as a password would be.
+        command.env("SHEPHERD_BMDB_URL", self.database.url()).args(["--provider", "simulated"]);
+        command.args(["--provider_name", "sim", "--simulated_url", &self.url]);
+        command.args(["--bmdb_dialect", dialect(self.database.mode())]);
+        command.arg("--agent_listen_address").arg(endpoints.first().context("an endpoint")?);
+        for endpoint in endpoints {
+            command.arg("--agent_endpoint").arg(endpoint);
+        }
+        // Simulated machines take any program and run none of it; this one is small.
+        command.args(["--agent_executable_path", "/bin/sh"]);
+        command.arg("--ssh_key_path").arg(self.directory.path().join(format!("{name}.ssh_key")));
+        command.arg("--secrets_key_path").arg(self.directory.path().join("secrets.key"));
+        command.args(BRISK).args(flags).stdout(Stdio::null());
+        Program::spawn(&mut command, &log)
+    }
+
+    /// Breaks a machine, or `provider`.
+    pub(crate) async fn strike(&self, machine: &str, fault: &str) -> Result<()> {
+        let line = FaultLine::try_parse_from(["fault", "--url", &self.url, machine, fault])?;
+        fault_command::strike(&line.fault).await?;
+        Ok(())
+    }
+
+    /// What every machine really does.
+    pub(crate) async fn truth(&self) -> Result<Vec<Value>> {
+        let client = reqwest::Client::builder().no_proxy().build()?;
+        let answer: Value = client.get(format!("{}/v1/fleet", self.url)).send().await?.json().await?;
+        Ok(answer["machines"].as_array().context("a fleet has machines")?.clone())
+    }
+
+    /// Every line of the simulator's journal of calls.
+    pub(crate) fn journal(&self) -> Result<Vec<Value>> {
+        let text = std::fs::read_to_string(self.directory.path().join("fleet.json.calls.jsonl"))?;
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+
+    /// Waits until a statement that answers one truth value says yes.
+    pub(crate) async fn until(&self, what: &str, condition: &'static str) -> Result<()> {
+        self.until_within(what, condition, PATIENCE).await
+    }
+
+    /// The same with another deadline.
+    pub(crate) async fn until_within(
+        &self,
+        what: &str,
+        condition: &'static str,
+        patience: Duration,
+    ) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while !self.holds(condition).await? {
+            if Instant::now() > deadline {
+                bail!("waited in vain until {what}\n{}", self.explain().await?);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+
+    /// Whether a statement that answers one truth value says yes now.
+    pub(crate) async fn holds(&self, condition: &'static str) -> Result<bool> {
+        Ok(sqlx::query_scalar(condition).fetch_one(&self.pool).await?)
+    }
+
+    /// What the BMDB and the logs say, for a person who looks at a failure.
+    pub(crate) async fn explain(&self) -> Result<String> {
+        let machines: Vec<String> = sqlx::query_scalar(
+            "SELECT d.phase_index || ': ' || d.reason || COALESCE(' (' || b.cause || ')', '') || ' × ' || count(*)
+             FROM machine_due d LEFT JOIN work_backoff b USING (machine_id, process)
+             WHERE d.lane = 'access' GROUP BY d.phase_index, d.reason, b.cause ORDER BY count(*) DESC LIMIT 20",
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let mut text = format!("machines:\n  {}\n", machines.join("\n  "));
+        for log in self.logs.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let said = std::fs::read_to_string(log).unwrap_or_default();
+            let lines: Vec<&str> = said.lines().collect();
+            let end = lines[lines.len().saturating_sub(SHOWN)..].join("\n");
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{}:\n{end}", log.display());
+        }
+        Ok(text)
+    }
+}
+
+/// Connections for looking only: a statement that cannot fail because of what it happened to see.
+async fn looking(database: &TestDatabase) -> Result<PgPool> {
+    let options: PgConnectOptions = database.url().parse()?;
+    let options = options.options([("default_transaction_isolation", "read committed")]);
+    Ok(PgPoolOptions::new().max_connections(4).connect_with(options).await?)
+}
+
+/// Flags of a shepherd in a hurry. What comes after them counts.
+const BRISK: [&str; 15] = [
+    "--provisioner_max_machines=0",
+    "--provisioner_reconciler_rate=500ms,1",
+    "--provisioner_device_creation_rate=5ms,50",
+    "--initializer_loop_parallelism=8",
+    "--initializer_db_query_rate=10ms,20",
+    "--recoverer_loop_parallelism=4",
+    "--recoverer_db_query_rate=10ms,20",
+    "--updater_loop_parallelism=2",
+    "--updater_db_query_rate=10ms,20",
+    "--update_interval_unstable=1s",
+    "--agent_start_backoff_initial=1s",
+    "--agent_start_backoff_maximum=5s",
+    "--heartbeat_interval=5s",
+    "--outward_limit=3s",
+    "--shutdown_grace=10s",
+];
+
+const fn dialect(mode: Mode) -> &'static str {
+    match mode {
+        Mode::SkipLocked => "postgres",
+        Mode::Waiting => "waiting",
+        Mode::Serializable => "serializable",
+    }
+}
+
+/// `127.0.0.1:PORT` with nobody on it, below the ports that the system gives to connections.
+pub(crate) fn endpoint() -> Result<String> {
+    for _ in 0..100 {
+        let random = uuid::Uuid::new_v4();
+        let port = 18000 + u16::from_le_bytes([random.as_bytes()[0], random.as_bytes()[1]]) % 14000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(format!("127.0.0.1:{port}"));
+        }
+    }
+    bail!("no port is free")
+}

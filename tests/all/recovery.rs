@@ -1,0 +1,274 @@
+//! The recoverer against a simulator: machines that fall silent come back by the gentlest step that
+//! helps, a person is called when none does, and nothing is disturbed that must not be.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat};
+use shepherd::bmdb::intent::{Permission, Step};
+use shepherd::bmdb::work::Work;
+use shepherd::model::facts::{Hold, HoldScope};
+use shepherd::model::ids::MachineId;
+use shepherd::model::policy::{Budget, Disturbance};
+use shepherd::model::process::Process;
+use shepherd::model::time::Span;
+
+use crate::bmdb_kit::{Kit, LONG, Shepherd};
+use crate::harness::fleet::{Fleet, Program, endpoint};
+
+/// Limits that a test can wait for, with room for a host that is busy with others.
+const SHORT: [&str; 4] = [
+    "--heartbeat_interval=1s",
+    "--recovery_first_heartbeat_timeout=20s",
+    "--recovery_silence_timeout=8s",
+    "--recovery_ladder=restart-agent:5s:1,reboot:10s:1,power-cycle:10s:1",
+];
+
+async fn ready(test_name: &str, machines: usize, flags: &[&str]) -> Result<(Fleet, Program)> {
+    let count = machines.to_string();
+    let simulator = ["--machines", &count, "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let fleet = Fleet::start(test_name, &simulator).await?;
+    let shepherd = fleet.shepherd("shepherd", &[endpoint()?], &[&SHORT, flags].concat())?;
+    // None is missing, because the provisioner makes them all in one pass before it looks again.
+    fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
+    fleet.until("all are Ready", ALL_READY).await?;
+    ensure!(phases(&fleet).await?.get("Ready") == Some(&i64::try_from(machines)?), "not all are known");
+    Ok((fleet, shepherd))
+}
+
+const ALL_READY: &str = "SELECT count(*) = (SELECT count(*) FROM machine)
+        AND NOT EXISTS (SELECT 1 FROM intent WHERE settled_at IS NULL)
+        AND (SELECT machines FROM provider_state) = count(*)
+     FROM machine_due WHERE lane = 'access' AND phase_index = 'Ready'";
+
+async fn phases(fleet: &Fleet) -> Result<BTreeMap<String, i64>> {
+    let rows: Vec<(String, i64)> = sqlx::query_as(
+        "SELECT phase_index, count(*) FROM machine_due WHERE lane = 'access' GROUP BY phase_index",
+    )
+    .fetch_all(&fleet.pool)
+    .await?;
+    Ok(rows.into_iter().collect())
+}
+
+/// The steps that were taken for a machine, in their order.
+async fn steps(fleet: &Fleet, provider_id: &str) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar(
+        "SELECT kind FROM intent JOIN machine_provided USING (machine_id)
+         WHERE provider_id = $1 AND kind <> 'create' ORDER BY begun_at",
+    )
+    .bind(provider_id)
+    .fetch_all(&fleet.pool)
+    .await?)
+}
+
+async fn boots(fleet: &Fleet, id: &str) -> Result<u64> {
+    let truth = fleet.truth().await?;
+    let machine = truth.iter().find(|machine| machine["id"] == id).context("no such machine")?;
+    machine["boots"].as_u64().context("boots")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> Result<()> {
+    let (fleet, _shepherd) = ready("recover_ladder", 6, &[]).await?;
+    let (killed, hung, dead, lost) = ("sim-0001", "sim-0002", "sim-0003", "sim-0004");
+    let boots_before = boots(&fleet, killed).await?;
+    for (machine, fault) in [(killed, "kill"), (hung, "hang"), (dead, "dead"), (lost, "power-fail")] {
+        fleet.strike(machine, fault).await?;
+    }
+    fleet
+        .until(
+            "all four fell silent",
+            "SELECT count(DISTINCT machine_id) >= 4 FROM history WHERE process = 'Recovery'",
+        )
+        .await?;
+    fleet
+        .until(
+            "a person is called for one, and the others are back",
+            "SELECT count(*) FILTER (WHERE phase_index = 'NeedsHuman') = 1
+                AND count(*) FILTER (WHERE phase_index = 'Ready') = 5
+             FROM machine_due WHERE lane = 'access'",
+        )
+        .await?;
+    assert_eq!(steps(&fleet, killed).await?, ["restart-agent"]);
+    assert_eq!(boots(&fleet, killed).await?, boots_before, "nothing was rebooted for a dead agent");
+    assert_eq!(steps(&fleet, hung).await?, ["restart-agent", "reboot"]);
+    assert_eq!(steps(&fleet, dead).await?, ["restart-agent", "reboot", "power-cycle"]);
+    assert_eq!(steps(&fleet, lost).await?, ["restart-agent", "reboot", "power-cycle"]);
+    assert!(boots(&fleet, hung).await? == 2 && boots(&fleet, dead).await? == 2);
+    let rebooted: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM machine_agent_heartbeat h JOIN machine_provided p USING (machine_id)
+         WHERE p.provider_id IN ('sim-0002', 'sim-0003') AND h.previous_boot_id IS NOT NULL
+           AND h.boot_id <> h.previous_boot_id",
+    )
+    .fetch_one(&fleet.pool)
+    .await?;
+    assert_eq!(rebooted, 2, "both report from another boot");
+    let called: (String, String) = sqlx::query_as(
+        "SELECT p.provider_id, n.reason FROM machine_needs_human n JOIN machine_provided p USING (machine_id)",
+    )
+    .fetch_one(&fleet.pool)
+    .await?;
+    assert_eq!(called.0, lost);
+    assert!(
+        called.1.starts_with("tried in vain: restart-agent, reboot, power-cycle; last: "),
+        "{}",
+        called.1
+    );
+    assert!(fleet.holds("SELECT count(*) = 0 FROM machine_recovery").await?);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_most_fall_silent_at_once_recovery_is_held_and_then_released() -> Result<()> {
+    // A worker for each, because those who try to reach a hung machine are busy for longer than the brake lasts.
+    let brake =
+        ["--recovery_brake_window=15s", "--recovery_brake_fraction=0.3", "--recoverer_loop_parallelism=8"];
+    let (fleet, _shepherd) = ready("recover_brake", 12, &brake).await?;
+    for machine in 1..=8 {
+        fleet.strike(&format!("sim-{machine:04}"), "hang").await?;
+    }
+    // Before the fifth is seen to be silent it is no mass failure yet, and the first are helped.
+    fleet
+        .until(
+            "recovery is held, of the provider and of all, and machines say so",
+            "SELECT (SELECT count(*) = 2 FROM brake WHERE kind = 'recovery' AND scope IN ('*', 'sim'))
+                AND (SELECT count(DISTINCT machine_id) <= 4 FROM intent WHERE kind <> 'create')
+                AND (SELECT count(*) >= 1 FROM machine_due WHERE reason LIKE 'brake: % fell silent within 15s%')",
+        )
+        .await?;
+    fleet.until("it is released", "SELECT count(*) = 0 FROM brake").await?;
+    fleet.until("all are Ready", ALL_READY).await?;
+    fleet
+        .until("each was helped", "SELECT count(DISTINCT machine_id) = 8 FROM intent WHERE kind = 'reboot'")
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_budget_that_is_used_up_puts_the_others_off_and_says_why() -> Result<()> {
+    let (fleet, _shepherd) = ready("recover_budget", 4, &[]).await?;
+    let bmdb = fleet.database.bmdb().await?;
+    bmdb.change_policy("test", |policy| {
+        let budget = Budget { count: 1, window: Span::seconds(12) };
+        policy.budgets.insert(Disturbance::RestartAgent, budget);
+    })
+    .await?;
+    for machine in ["sim-0001", "sim-0002", "sim-0003"] {
+        fleet.strike(machine, "kill").await?;
+    }
+    fleet
+        .until(
+            "one is helped and another put off",
+            "SELECT (SELECT count(*) >= 1 FROM intent WHERE kind = 'restart-agent')
+                AND EXISTS (SELECT 1 FROM machine_due
+                            WHERE reason = 'the budget to restart the agent over SSH is used up (1 in 12s)')",
+        )
+        .await?;
+    fleet
+        .until(
+            "each was helped in its turn",
+            "SELECT count(DISTINCT machine_id) = 3 FROM intent WHERE kind = 'restart-agent'",
+        )
+        .await?;
+    let closest: i64 = sqlx::query_scalar(
+        "SELECT min((EXTRACT(EPOCH FROM gap) * 1000)::INT8) FROM (
+             SELECT begun_at - lag(begun_at) OVER (ORDER BY begun_at) AS gap FROM intent
+             WHERE kind = 'restart-agent') gaps WHERE gap IS NOT NULL",
+    )
+    .fetch_one(&fleet.pool)
+    .await?;
+    assert!(closest >= 12_000, "two within {closest} ms");
+    Ok(())
+}
+
+/// A machine whose agent has been silent for long enough, and the work on it.
+async fn silent(kit: &Kit, shepherd: &Shepherd) -> Result<(MachineId, Work)> {
+    let machine = kit.provided(1, "rack").await?[0];
+    let agent = NewAgent {
+        public_key: vec![7; 32],
+        boot_id: None,
+        version: "1".to_owned(),
+        supervision: "systemd".to_owned(),
+        fence: 1,
+    };
+    kit.change(machine, vec![FactChange::AgentStarted(agent), FactChange::Heartbeat(heartbeat(1))]).await?;
+    sqlx::query(
+        "INSERT INTO fleet_listening (shard, since, last_commit)
+         VALUES (0, clock_timestamp() - INTERVAL '1 hour', clock_timestamp())
+         ON CONFLICT (shard) DO UPDATE SET since = EXCLUDED.since, last_commit = EXCLUDED.last_commit",
+    )
+    .execute(&kit.pool)
+    .await?;
+    sqlx::query("UPDATE machine_agent_heartbeat SET at = clock_timestamp() - INTERVAL '30 min'")
+        .execute(&kit.pool)
+        .await?;
+    sqlx::query("UPDATE machine_agent_started SET started_at = clock_timestamp() - INTERVAL '1 hour'")
+        .execute(&kit.pool)
+        .await?;
+    kit.sweep().await?;
+    let session = shepherd.session().await?;
+    Ok((machine, shepherd.claim_one(&session, Process::Recovery).await?))
+}
+
+fn heartbeat(sequence: i64) -> NewHeartbeat {
+    NewHeartbeat {
+        boot_id: "boot".to_owned(),
+        incarnation: "one".to_owned(),
+        sequence,
+        version: "1".to_owned(),
+    }
+}
+
+async fn ask(work: &Work, step: Disturbance, brake: Option<&str>) -> Result<Permission> {
+    let step = Step {
+        rung: 0,
+        step,
+        attempt: 1,
+        deadline: Span::minutes(2),
+        decided_on: work.snapshot().await?.now,
+        brake: brake.map(str::to_owned),
+        provider: "rack".to_owned(),
+    };
+    Ok(work.begin_disturbance(step).await?)
+}
+
+#[tokio::test]
+async fn every_step_is_asked_for_right_before_it_is_taken() -> Result<()> {
+    let kit = Kit::new("recover_asked").await?;
+    let shepherd = Shepherd::start(&kit, "recoverer", LONG).await?;
+    let (machine, work) = silent(&kit, &shepherd).await?;
+    let intents = async || kit.count("SELECT count(*) FROM intent").await;
+    let refused = |permission: Permission| match permission {
+        Permission::Refused(refusal) => Ok(refusal.reason),
+        Permission::Granted { .. } => Err(anyhow::anyhow!("granted")),
+    };
+
+    let hold =
+        |scope| FactChange::Held(Hold { scope, reason: "new disks".into(), by: "kim".into(), until: None });
+    kit.change(machine, vec![hold(HoldScope::Power)]).await?;
+    assert_eq!(refused(ask(&work, Disturbance::Reboot, None).await?)?, "kim holds it: new disks");
+    kit.change(machine, vec![FactChange::HoldCleared]).await?;
+    assert_eq!(refused(ask(&work, Disturbance::Reboot, Some("brake: x")).await?)?, "brake: x");
+
+    // The heartbeat that comes between the decision and the step.
+    let decided_on = work.snapshot().await?.now;
+    kit.change(machine, vec![FactChange::Heartbeat(heartbeat(2))]).await?;
+    let step = Step {
+        rung: 1,
+        step: Disturbance::PowerCycle,
+        attempt: 1,
+        deadline: Span::minutes(2),
+        decided_on,
+        brake: None,
+        provider: "rack".to_owned(),
+    };
+    assert_eq!(refused(work.begin_disturbance(step).await?)?, "it reported a moment ago");
+    assert_eq!(intents().await?, 0, "what was refused was not recorded");
+
+    // The same question in quiet times is granted, and recorded before anything is done.
+    let granted = ask(&work, Disturbance::Reboot, None).await?;
+    ensure!(matches!(granted, Permission::Granted { .. }), "{granted:?}");
+    assert_eq!(intents().await?, 1);
+    assert_eq!(kit.count("SELECT count(*) FROM machine_recovery WHERE step = 'reboot'").await?, 1);
+    work.cancel("the test is over").await?;
+    shepherd.stop().await
+}

@@ -1,0 +1,86 @@
+//! Two shepherds on one BMDB and one simulator; one of them dies in the middle, as by a power cut.
+//!
+//! The other one notices, waits out what the dead one may have begun, and finishes. Whether they ever
+//! worked on one machine at once, made one twice or lost a lease in silence is judged by `checker.rs`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+
+use crate::checker::{Records, Violation, check, planted};
+use crate::harness::fleet::{Fleet, PATIENCE, endpoint};
+
+const ALL_READY: &str = "SELECT count(*) = 200 AND count(*) FILTER (WHERE phase_index = 'Ready') = 200
+     FROM machine_due WHERE lane = 'access'";
+
+/// Whether enough machines are through, more wait, and work of this process is live.
+async fn in_the_middle(fleet: &Fleet, pid: u32) -> Result<bool> {
+    let holds = sqlx::query_scalar(
+        "SELECT (SELECT count(*) BETWEEN 20 AND 170 FROM machine_due
+                 WHERE lane = 'access' AND phase_index IN ('AgentStarting', 'Ready'))
+            AND (SELECT count(*) >= 2 FROM work w JOIN session s USING (session_id)
+                 WHERE w.process = 'AgentStart' AND s.runtime_info->>'pid' = $1)",
+    )
+    .bind(pid.to_string())
+    .fetch_one(&fleet.pool)
+    .await?;
+    Ok(holds)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready() -> Result<()> {
+    let flags = ["--machines", "200", "--boot_seconds", "0.5", "--seed", "7"];
+    let fleet = Fleet::start("two_shepherds", &flags).await?;
+    let (first, second) = (endpoint()?, endpoint()?);
+    let flags = ["--session_interval", "3s"];
+    let mut victim = fleet.shepherd("victim", &[first.clone(), second.clone()], &flags)?;
+    let mut survivor = fleet.shepherd("survivor", &[second, first], &flags)?;
+
+    // Stopped for a moment, so that what is seen still holds when it dies.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        victim.signal(Signal::STOP)?;
+        if in_the_middle(&fleet, victim.pid()).await? {
+            break;
+        }
+        victim.signal(Signal::CONT)?;
+        let ended = (victim.ended()?, survivor.ended()?);
+        ensure!(ended == (None, None), "a shepherd ended: {ended:?}\n{}", fleet.explain().await?);
+        ensure!(Instant::now() < deadline, "never in the middle\n{}", fleet.explain().await?);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let dead = victim.pid();
+    victim.kill()?;
+
+    fleet.until("all 200 machines are Ready", ALL_READY).await?;
+    let status = survivor.terminate().await?;
+    ensure!(status.code() == Some(0), "the survivor ended with {status}\n{}", fleet.explain().await?);
+
+    let records = Records::read(&fleet.pool, &fleet.journal()?).await?;
+    assert_eq!(check(&records), []);
+
+    // That was a test of something only if the dead one had leases to lose, and both had work.
+    let of = |pid: u32| {
+        let sessions = records.sessions.iter().filter(move |row| row.pid == i64::from(pid));
+        sessions.map(|row| row.session_id).collect::<Vec<_>>()
+    };
+    let (lost, kept) = (of(dead), of(survivor.pid()));
+    let events = |sessions: &[uuid::Uuid], event: &str| {
+        let edges = records.edges.iter().filter(|edge| edge.event == event);
+        edges.filter(|edge| sessions.contains(&edge.session_id)).count()
+    };
+    assert!(events(&lost, "Expired") >= 2, "the dead one lost {}", events(&lost, "Expired"));
+    assert!(events(&lost, "Finished") > 0 && events(&kept, "Finished") > 0);
+
+    // And the judge is one only if he finds what is planted in this very record.
+    let found = |planted: Option<Records>| planted.map(|records| check(&records)).unwrap_or_default();
+    let overlaps = found(planted::overlapping_work(&records));
+    assert!(overlaps.iter().any(|one| matches!(one, Violation::Overlap(_))), "{overlaps:?}");
+    let twice = found(planted::machine_twice(&records));
+    assert!(twice.iter().any(|one| matches!(one, Violation::Twice(_))), "{twice:?}");
+    let untold = found(planted::missing_expired(&records));
+    assert!(matches!(untold.as_slice(), [Violation::LostUntold(_)]), "{untold:?}");
+    assert_eq!(planted::nothing(&records).map(|records| check(&records)), Some(Vec::new()));
+    Ok(())
+}
