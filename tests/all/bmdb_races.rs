@@ -230,7 +230,9 @@ async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old(
             Some("40001")
         );
     } else {
-        assert_eq!(combined?, (1000, None), "this database needs no separate statements");
+        // Whoever of the two is let in first, the row is the new one and the fact is not.
+        let (version, fact) = combined?;
+        assert!(version >= 1000 && fact.is_none(), "needs no separate statements: {version}, {fact:?}");
     }
     ended("the repair", repair).await??;
     let process: Option<String> =
