@@ -163,12 +163,9 @@ async fn claim_cost(
     .await
 }
 
-#[expect(clippy::too_many_lines, reason = "one list of statements, each with its parameters")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() -> anyhow::Result<()> {
-    let (small_kit, mut small) = filled("explain_small", 10_000).await?;
-    let (kit, mut connection) = filled("explain", 100_000).await?;
-    let (claim, rearm, reap, close, renew) = if kit.skip_locked() {
+/// Claim, re-arm, free, close and renew as this mode sends them.
+fn texts(skip_locked: bool) -> (&'static str, &'static str, &'static str, &'static str, &'static str) {
+    if skip_locked {
         (
             include_str!("../../sql/claim/claim.sql"),
             include_str!("../../sql/claim/rearm_timers.sql"),
@@ -184,7 +181,14 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
             include_str!("../../sql/reap/close_sessions_waiting.sql"),
             include_str!("../../sql/session/renew_waiting.sql"),
         )
-    };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() -> anyhow::Result<()> {
+    let (small_kit, mut small) = filled("explain_small", 10_000).await?;
+    let (kit, mut connection) = filled("explain", 100_000).await?;
+    let (claim, rearm, reap, close, renew) = texts(kit.skip_locked());
 
     let probe = include_str!("../../sql/claim/probe.sql");
     // Nothing of a process at all; nothing due though every machine has a row; something due. The
