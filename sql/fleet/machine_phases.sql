@@ -1,5 +1,6 @@
 -- Every machine's indexed phase and what it waits for, for somebody who watches a small fleet.
-SELECT coalesce(p.provider_id, d.machine_id::text) AS "name!", d.phase_index AS phase, d.reason
+SELECT coalesce(p.provider_id, d.machine_id::text) AS "name!", d.phase_index AS phase, d.reason,
+       d.phase_since AS since, clock_timestamp() AS "seen!"
 FROM machine_due d
 LEFT JOIN machine_provided p ON p.machine_id = d.machine_id
 WHERE d.lane = 'access'

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
+use crate::model::time::Timestamp;
 
 /// What is held at this moment, by anybody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,17 @@ pub struct LiveCounts {
     pub work: i64,
     /// Sessions that are not closed.
     pub sessions: i64,
+}
+
+/// Machines that are not Ready, with how many there were of either kind at that moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// Machines that were Ready. 0 when none was waiting, because nobody counted them then.
+    pub ready: i64,
+    /// Machines that were not, those left out of the list included.
+    pub waiting: i64,
+    /// The first of them.
+    pub machines: Vec<NotReady>,
 }
 
 /// A machine that is not Ready, and why.
@@ -38,6 +50,10 @@ pub struct MachinePhase {
     pub phase: String,
     /// What it waits for.
     pub reason: String,
+    /// Since when it has been in that phase.
+    pub since: Timestamp,
+    /// When this was read.
+    pub seen: Timestamp,
 }
 
 impl Bmdb {
@@ -49,17 +65,24 @@ impl Bmdb {
             .doing("listing the phases of machines")?;
         Ok(rows
             .into_iter()
-            .map(|row| MachinePhase { name: row.name, phase: row.phase, reason: row.reason })
+            .map(|row| MachinePhase {
+                name: row.name,
+                phase: row.phase,
+                reason: row.reason,
+                since: row.since,
+                seen: row.seen,
+            })
             .collect())
     }
 
     /// Machines that are not Ready, `limit` of them at the most.
-    pub async fn not_ready(&self, limit: i64) -> Result<Vec<NotReady>, BmdbError> {
+    pub async fn not_ready(&self, limit: i64) -> Result<Waiting, BmdbError> {
         let rows = sqlx::query_file!("sql/fleet/not_ready.sql", limit)
             .fetch_all(self.pool())
             .await
             .doing("listing machines that are not ready")?;
-        Ok(rows
+        let (ready, waiting) = rows.first().map_or((0, 0), |row| (row.ready, row.waiting));
+        let machines = rows
             .into_iter()
             .map(|row| NotReady {
                 name: row.provider_id.unwrap_or_else(|| row.machine_id.to_string()),
@@ -68,7 +91,8 @@ impl Bmdb {
                 cause: row.cause,
                 decided_at: row.decided_at,
             })
-            .collect())
+            .collect();
+        Ok(Waiting { ready, waiting, machines })
     }
 
     /// Counts live work and open sessions.

@@ -399,8 +399,7 @@ async fn watch(demo: &DemoFlags, me: &Path, simulator: &str, database: &OpenData
         }
         if demo.until_ready && began.elapsed() > demo.deadline.0 {
             progress.finish();
-            let unseen = machines - phases.values().sum::<i64>();
-            return Err(rest(&database.bmdb, demo, ready, unseen).await);
+            return Err(rest(&database.bmdb, demo, ready).await);
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -409,7 +408,7 @@ async fn watch(demo: &DemoFlags, me: &Path, simulator: &str, database: &OpenData
     if demo.until_ready {
         return Ok(());
     }
-    commands(me, simulator, &database.url)?;
+    commands(me, simulator, &database.url, demo.machines)?;
     let mut summary = Summary(Healing::default());
     loop {
         let seen = database.bmdb.machine_phases().await.map_err(database_failure)?;
@@ -432,7 +431,8 @@ impl Drop for Summary {
     }
 }
 
-fn commands(me: &Path, simulator: &str, database: &str) -> Result<(), Failure> {
+fn commands(me: &Path, simulator: &str, database: &str, machines: u32) -> Result<(), Failure> {
+    let (one, other) = (format!("sim-{:04}", machines.min(7)), format!("sim-{:04}", machines.min(11)));
     let shepherd = me.display();
     let ctl = me.with_file_name("shepherdctl");
     let ctl = ctl.display();
@@ -440,34 +440,44 @@ fn commands(me: &Path, simulator: &str, database: &str) -> Result<(), Failure> {
         "
 Break a machine, in another terminal, and watch it come back here:
 
-  {shepherd} simulator fault sim-0007 kill --url {simulator}
-  {shepherd} simulator fault sim-0011 hang --url {simulator}
+  {shepherd} simulator fault {one} kill --url {simulator}
+  {shepherd} simulator fault {other} hang --url {simulator}
 
 Ask what Shepherd knows and does about it:
 
   {ctl} --bmdb_url '{database}' get machines
-  {ctl} --bmdb_url '{database}' why sim-0007
-  {ctl} --bmdb_url '{database}' timeline sim-0007
+  {ctl} --bmdb_url '{database}' why {one}
+  {ctl} --bmdb_url '{database}' timeline {one}
 
 Ctrl-C ends the demo and removes everything it made.
 "
     ))
 }
 
-async fn rest(bmdb: &Bmdb, demo: &DemoFlags, ready: i64, unseen: i64) -> Failure {
-    let mut lines =
-        vec![format!("only {ready} of {} machines were Ready after {}", demo.machines, demo.deadline)];
-    match bmdb.not_ready(EXPLAINED).await {
-        Ok(waiting) => lines.extend(waiting.into_iter().map(|machine| {
-            let cause = machine.cause.filter(|cause| !machine.reason.contains(cause.as_str()));
-            let cause = cause.map_or_else(String::new, |cause| format!("; last failure: {cause}"));
-            format!(
-                "  {}: {}: {}{cause} ({})",
-                machine.name, machine.phase, machine.reason, machine.decided_at
-            )
-        })),
-        Err(error) => lines.push(format!("  cannot say why: {error}")),
+async fn rest(bmdb: &Bmdb, demo: &DemoFlags, ready_before: i64) -> Failure {
+    let machines = i64::from(demo.machines);
+    let found = match bmdb.not_ready(EXPLAINED).await {
+        Ok(found) => found,
+        Err(error) => {
+            return Failure::failed(format!(
+                "only {ready_before} of {machines} machines were Ready after {}; cannot say why: {error}",
+                demo.deadline
+            ));
+        }
+    };
+    // Where nobody waits nobody counted the others either; what was seen last must do.
+    let ready = if found.waiting == 0 { ready_before } else { found.ready };
+    let mut lines = vec![format!("only {ready} of {machines} machines were Ready after {}", demo.deadline)];
+    let listed = i64::try_from(found.machines.len()).unwrap_or(i64::MAX);
+    lines.extend(found.machines.into_iter().map(|machine| {
+        let cause = machine.cause.filter(|cause| !machine.reason.contains(cause.as_str()));
+        let cause = cause.map_or_else(String::new, |cause| format!("; last failure: {cause}"));
+        format!("  {}: {}: {}{cause} ({})", machine.name, machine.phase, machine.reason, machine.decided_at)
+    }));
+    if found.waiting > listed {
+        lines.push(format!("  {} more wait as well", found.waiting - listed));
     }
+    let unseen = machines - ready - found.waiting;
     if unseen > 0 {
         lines.push(format!("  {unseen} more: not in the database yet; the provisioner has not come to them"));
     }

@@ -1,7 +1,8 @@
 //! What a watcher of a healthy fleet is told: who leaves Ready, through what, and who comes back.
 //!
-//! Seen by looking again and again and comparing. A phase that lasts shorter
-//! than a look is missed; `shepherdctl timeline` has it.
+//! Seen by looking again and again and comparing. A machine that left and came
+//! back between two looks shows by having entered its phase anew; through what
+//! it went is not seen then, and `shepherdctl timeline` has it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -29,8 +30,19 @@ impl Healing {
         let mut lines = Vec::new();
         let mut next = BTreeMap::new();
         for machine in machines {
-            let before = self.last.remove(&machine.name).filter(|before| before.phase != machine.phase);
-            if let Some(before) = before {
+            let before = self.last.remove(&machine.name);
+            if let Some(before) = &before
+                && before.phase == machine.phase
+                && before.since != machine.since
+                && machine.phase == ready
+            {
+                self.left += 1;
+                self.returned += 1;
+                let away = (machine.since - before.seen).to_std().unwrap_or_default();
+                lines.push(format!("  {}  Ready → … (too short to be seen)", machine.name));
+                lines.push(format!("  {}  … → Ready, back after less than {}", machine.name, seconds(away)));
+            }
+            if let Some(before) = before.filter(|before| before.phase != machine.phase) {
                 let more = if machine.phase == ready {
                     self.returned += 1;
                     let since = self.away.remove(&machine.name);
@@ -83,12 +95,15 @@ fn shortened(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::time::Timestamp;
 
     fn look(phases: &[(&str, &str, &str)]) -> Vec<MachinePhase> {
         let of = |&(name, phase, reason): &(&str, &str, &str)| MachinePhase {
             name: name.to_owned(),
             phase: phase.to_owned(),
             reason: reason.to_owned(),
+            since: Timestamp::UNIX_EPOCH,
+            seen: Timestamp::UNIX_EPOCH,
         };
         phases.iter().map(of).collect()
     }
@@ -118,6 +133,26 @@ mod tests {
             healing.observe(look(&all), start + Duration::from_millis(3500)),
             ["  sim-0002  Recovering → Ready, back after 3.5 s"]
         );
+        assert_eq!(
+            healing.summary().unwrap(),
+            "machines left Ready once, and came back once; every machine is Ready"
+        );
+    }
+    #[test]
+    fn who_was_back_before_the_next_look_is_told_as_well() {
+        let mut healing = Healing::default();
+        let start = Instant::now();
+        let mut machines = look(&[("sim-0001", "Ready", "")]);
+        assert!(healing.observe(machines.clone(), start).is_empty());
+        machines[0].since += chrono::TimeDelta::milliseconds(240);
+        assert_eq!(
+            healing.observe(machines.clone(), start),
+            [
+                "  sim-0001  Ready → … (too short to be seen)",
+                "  sim-0001  … → Ready, back after less than 0.2 s"
+            ]
+        );
+        assert!(healing.observe(machines, start).is_empty(), "told once");
         assert_eq!(
             healing.summary().unwrap(),
             "machines left Ready once, and came back once; every machine is Ready"
