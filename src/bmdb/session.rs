@@ -141,7 +141,7 @@ pub(crate) struct SessionsInner {
 
 impl Sessions {
     /// The sessions of a process, each renewed so as to last `interval`. Nothing is renewed, and
-    /// nothing dropped is cancelled, until [`Sessions::keep`] runs.
+    /// nothing dropped is cancelled, until [`Keeper::keep`] runs.
     #[must_use]
     pub fn new(bmdb: Bmdb, process: ProcessId, interval: Duration) -> (Self, Keeper) {
         let (abandoned, receiver) = mpsc::unbounded_channel();

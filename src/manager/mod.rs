@@ -8,7 +8,6 @@
 //! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
 //!   machines but over providers, one at a time each, under a named lease.
 //! * [`housekeeping`]: reaper, sweeper, brakes.
-//! * [`service`]: all of them as one process.
 //!
 //! A loop never decides inside I/O code: `plan(snapshot, policy, now)` says
 //! what to do, the handler does it, and what was learnt goes back as changes.

@@ -8,6 +8,7 @@
 //! Flags that decide when and how machines are treated only *write* the policy
 //! in the BMDB, and only when they are given: see `model/policy.rs`.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "[[provider]] in a help text is TOML")]
 #![expect(
     clippy::doc_markdown,
     reason = "the documentation of each flag is its help text, which shows no marks"
