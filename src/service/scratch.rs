@@ -32,23 +32,23 @@ impl Scratch {
         let failed = |what: &str, error: io::Error| {
             Failure::failed(format!("cannot make the directory {}: {what}{error}", path.display()))
         };
-        std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| failed("", error))?;
-        let guardian = Command::new("/bin/sh")
+        // The guardian first: killed between the two, we would leave a directory that nobody removes.
+        let mut guardian = Command::new("/bin/sh")
             .args(["-c", GUARDIAN, "shepherd-scratch-guardian"])
             .arg(&path)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
-            .spawn();
-        match guardian {
-            Ok(guardian) => Ok(Self { path, guardian }),
-            Err(error) => {
-                // Empty still, and ours.
-                let _ = std::fs::remove_dir(&path);
-                Err(failed("nothing to remove it at the end: ", error))
-            }
+            .spawn()
+            .map_err(|error| failed("nothing to remove it at the end: ", error))?;
+        if let Err(error) = std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            drop(guardian.stdin.take());
+            // It has nothing to do and ends at once.
+            let _ = guardian.wait();
+            return Err(failed("", error));
         }
+        Ok(Self { path, guardian })
     }
 
     /// The directory.
