@@ -154,16 +154,17 @@ struct Slot {
 pub async fn run<L: ControlLoop>(control_loop: Arc<L>, settings: LoopSettings, context: LoopContext) {
     let (idle, slots) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
+    let sourced_out = CancellationToken::new();
     for number in 0..settings.parallelism.max(1) {
-        tasks.spawn(worker(control_loop.clone(), number, idle.clone(), context.clone()));
+        let worker = worker(control_loop.clone(), number, idle.clone(), context.clone(), sourced_out.clone());
+        tasks.spawn(worker);
     }
     drop(idle);
     let claimer = Claimer::new(context.sessions.clone(), control_loop.process(), control_loop.providers());
-    let claiming = claim_for(claimer, slots, settings.limiter, context.clone(), control_loop.process());
-    tokio::select! {
-        () = claiming => {}
-        () = context.drain.cancelled() => {}
-    }
+    // Ends by itself when drained, and is never dropped: a claim on its way would still commit, and
+    // its work stay under a session that its worker could then not close.
+    claim_for(claimer, slots, settings.limiter, context, control_loop.process()).await;
+    sourced_out.cancel();
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended {
             tracing::error!(loop_name = control_loop.name(), %error, "a worker ended in the middle");
@@ -221,9 +222,16 @@ async fn claim_for(
         }
         idle.retain(|slot| !slot.work.is_closed() && !slot.session.lost().is_cancelled());
         if idle.is_empty() {
-            let Some(slot) = slots.recv().await else { return };
+            let slot = tokio::select! {
+                () = context.drain.cancelled() => return,
+                slot = slots.recv() => slot,
+            };
+            let Some(slot) = slot else { return };
             idle.push(slot);
             continue;
+        }
+        if context.drain.is_cancelled() {
+            return;
         }
         match source(&mut claimer, &idle, &limiter, eager, process).await {
             Ok(Sourced::Work(work)) => {
@@ -241,6 +249,7 @@ async fn claim_for(
                 eager = false;
                 let pause = pace.next(next);
                 tokio::select! {
+                    () = context.drain.cancelled() => return,
                     () = context.wake_ups.woken(process) => {
                         eager = true;
                         pace.poll = POLL.0;
@@ -251,7 +260,10 @@ async fn claim_for(
             Err(error) => {
                 tracing::warn!(%process, %error, "cannot source work; trying again in a second");
                 context.metrics.source_failed();
-                tokio::time::sleep(Duration::from_secs(1)).await;
+                tokio::select! {
+                    () = context.drain.cancelled() => return,
+                    () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                }
             }
         }
     }
@@ -308,6 +320,7 @@ async fn worker<L: ControlLoop>(
     number: usize,
     idle: mpsc::UnboundedSender<Slot>,
     context: LoopContext,
+    sourced_out: CancellationToken,
 ) {
     let details = serde_json::json!({ "worker": number });
     while !context.drain.is_cancelled() {
@@ -338,6 +351,8 @@ async fn worker<L: ControlLoop>(
             }
             continue;
         }
+        // Until then a claim that is on its way may still bring this session work.
+        sourced_out.cancelled().await;
         context.sessions.drained().await;
         if let Err(error) = context.sessions.close(&session, "the shepherd shut down").await {
             tracing::warn!(session = %session.id(), %error, "cannot close a session; the reaper will");
