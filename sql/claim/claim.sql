@@ -2,9 +2,9 @@
 -- bucket), priorities sharing by weight. Candidates are read without locks; those whose turn it is
 -- are locked, passing over rows that somebody else has, and the UPDATE repeats the whole predicate.
 --
--- What is locked is looked up by key. IS TRUE keeps the planner from joining the few candidates with
--- everything that is due instead, through an index on the same conditions: a claim would then cost
--- what the backlog is long.
+-- What is locked, and what is taken, is looked up by key. IS TRUE keeps the planner from joining the few
+-- candidates with everything that is due instead, through an index on the same conditions: a claim would
+-- then cost what the backlog is long, and the dead entries in that index with it.
 WITH class AS MATERIALIZED (
     SELECT provider, priority, bucket, floor, pass, weight
     FROM unnest($3::TEXT[], $4::INT8[], $5::INT8[], $6::TIMESTAMPTZ[], $7::FLOAT8[], $8::FLOAT8[])
@@ -47,7 +47,8 @@ taken AS (
     SET lease_session = live.session_id, fence = d.fence + 1
     FROM picked JOIN live USING (n)
     WHERE d.machine_id = picked.machine_id AND d.lane = picked.lane
-      AND d.lease_session IS NULL AND d.process = $2 AND d.ready_at <= now() AND NOT d.timer
+      AND (d.lease_session IS NULL) IS TRUE AND (d.process = $2) IS TRUE AND d.ready_at <= now()
+      AND NOT d.timer
       AND (d.not_before IS NULL OR d.not_before <= now()) AND d.rules_version <= $9
       AND d.provider = ANY ($3)
     RETURNING d.machine_id, d.lane, d.fence, d.lease_session, d.provider, d.priority, d.bucket, d.ready_at),

@@ -42,7 +42,8 @@ taken AS (
     SET lease_session = live.session_id, fence = d.fence + 1
     FROM picked JOIN live USING (n)
     WHERE d.machine_id = picked.machine_id AND d.lane = picked.lane
-      AND d.lease_session IS NULL AND d.process = $2 AND d.ready_at <= now() AND NOT d.timer
+      AND (d.lease_session IS NULL) IS TRUE AND (d.process = $2) IS TRUE AND d.ready_at <= now()
+      AND NOT d.timer
       AND (d.not_before IS NULL OR d.not_before <= now()) AND d.rules_version <= $9
       AND d.provider = ANY ($3)
     RETURNING d.machine_id, d.lane, d.fence, d.lease_session, d.provider, d.priority, d.bucket, d.ready_at),

@@ -1,5 +1,8 @@
 -- Timers that came due: moved to when the machine will really have been silent for too long, by the
 -- heartbeats that came since, or fired. Where nobody listens, silence proves nothing.
+-- A heartbeat's row is locked before it is read: one that is being stored at this moment is else
+-- overlooked, and a machine that was just heard becomes due for recovery. With the row locked by
+-- somebody, the timer waits for the next look.
 -- Facts are looked up machine by machine, and the LIMIT on the policy says that it is one row: joined
 -- and unaware, the planner reads every heartbeat of the fleet for one timer.
 WITH listening AS MATERIALIZED (
@@ -17,8 +20,13 @@ come AS MATERIALIZED (
 known AS MATERIALIZED (
     SELECT come.machine_id, come.lane,
            (SELECT a.started_at FROM machine_agent_started a WHERE a.machine_id = come.machine_id) AS started,
-           (SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = come.machine_id) AS heard
-    FROM come),
+           heard.at AS heard
+    FROM come
+    LEFT JOIN LATERAL (
+        SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = come.machine_id
+        FOR NO KEY UPDATE SKIP LOCKED) heard ON TRUE
+    WHERE heard.at IS NOT NULL
+       OR (SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = come.machine_id) IS NULL),
 truth AS MATERIALIZED (
     SELECT k.machine_id, k.lane,
            CASE WHEN l.since IS NULL THEN clock_timestamp() + l.silence

@@ -14,8 +14,11 @@ come AS MATERIALIZED (
 known AS MATERIALIZED (
     SELECT come.machine_id, come.lane,
            (SELECT a.started_at FROM machine_agent_started a WHERE a.machine_id = come.machine_id) AS started,
-           (SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = come.machine_id) AS heard
-    FROM come),
+           heard.at AS heard
+    FROM come
+    LEFT JOIN LATERAL (
+        SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = come.machine_id
+        FOR NO KEY UPDATE) heard ON TRUE),
 truth AS MATERIALIZED (
     SELECT k.machine_id, k.lane,
            CASE WHEN l.since IS NULL THEN clock_timestamp() + l.silence

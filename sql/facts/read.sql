@@ -1,3 +1,6 @@
+-- Machines whose id lies in a range, in the order of ids: one machine, or a page of the fleet. OFFSET 0 keeps the view apart from the page: merged, the
+-- planner joins whole tables from their beginning up to the page, and a sweep costs the square of the
+-- fleet.
 SELECT s.machine_id AS "machine_id!", s.created_at AS "created_at!",
        s.provider, s.provider_id, s.reservation, s.address, s.ssh_port, s.ssh_user, s.location,
        s.status, s.provided_at, s.looked_at, s.unchanged,
@@ -6,8 +9,10 @@ SELECT s.machine_id AS "machine_id!", s.created_at AS "created_at!",
        s.request_generation, s.report_generation, s.report_succeeded,
        s.hold_scope, s.hold_reason, s.hold_by, s.hold_until,
        s.quarantine_since, s.quarantine_reason, s.needs_human_since, s.needs_human_reason,
+       s.needs_human_obstacle, s.needs_human_heard_since,
        s.recovery_started_at, s.recovery_rung, s.recovery_tries, s.recovery_step, s.recovery_acted_at,
        s.recovery_deadline, s.recovery_boot_id_before, s.recovery_next_at, s.recovery_note,
+       s.recovery_obstacle,
        s.retirement_reason, s.retirement_requested_at, s.retirement_finished_at,
        s.backoffs, s.postponements,
        (SELECT min(l.since) FROM fleet_listening l, policy p
@@ -15,5 +20,6 @@ SELECT s.machine_id AS "machine_id!", s.created_at AS "created_at!",
            AS listening_since,
        clock_timestamp() AS "now!",
        (SELECT version FROM policy) AS "policy_version!"
-FROM machine_snapshot s
-WHERE s.machine_id = $1
+FROM (SELECT machine_id FROM machine WHERE machine_id BETWEEN $1 AND $2 ORDER BY machine_id LIMIT $3) m
+CROSS JOIN LATERAL (SELECT * FROM machine_snapshot v WHERE v.machine_id = m.machine_id OFFSET 0) s
+ORDER BY s.machine_id

@@ -1,5 +1,12 @@
+-- What somebody has locked is left to the next time, and keeps nobody else waiting.
+WITH lost AS MATERIALIZED (
+    SELECT l.kind, l.name, l.lease_session
+    FROM named_lease l
+    JOIN session s ON s.session_id = l.lease_session AND s.closed_at IS NOT NULL
+    ORDER BY l.kind, l.name LIMIT 100
+    FOR UPDATE OF l SKIP LOCKED)
 UPDATE named_lease l
 SET lease_session = NULL
-FROM session s
-WHERE s.session_id = l.lease_session AND s.closed_at IS NOT NULL
+FROM lost
+WHERE l.kind = lost.kind AND l.name = lost.name AND l.lease_session = lost.lease_session
 RETURNING l.kind, l.name

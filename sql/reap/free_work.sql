@@ -1,6 +1,7 @@
 -- A lost session is not its machines' failure: no backoff. But whoever kills what works on it must
 -- not take the fleet down, so each loss in a row doubles the pause, up to an hour. It counts from
--- closed_at: an outward call that was under way then may last that long.
+-- closed_at: an outward call that was under way then may last that long. Whether a step that it was
+-- about to take was taken, nobody knows any more.
 WITH lost AS MATERIALIZED (
     SELECT d.machine_id, d.lane, d.fence, d.lease_session, w.process, s.closed_at
     FROM work w
@@ -25,5 +26,11 @@ told AS (
     INSERT INTO history (machine_id, at, event, edge, lane, fence, process, session_id, detail)
     SELECT machine_id, clock_timestamp(), 'Expired', 'end', lane, fence, process, lease_session,
            'the session that held it was lost'
-    FROM freed)
+    FROM freed),
+settled AS (
+    UPDATE intent i
+    SET settled_at = clock_timestamp(), outcome = 'unknown: the session that took the step was lost'
+    FROM freed f
+    WHERE i.machine_id = f.machine_id AND i.session_id = f.lease_session AND i.fence = f.fence
+      AND i.settled_at IS NULL)
 SELECT machine_id, lane, fence, process FROM freed

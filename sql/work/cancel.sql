@@ -14,5 +14,11 @@ gone AS (
 told AS (
     INSERT INTO history (machine_id, at, event, edge, lane, fence, process, session_id, detail)
     SELECT machine_id, clock_timestamp(), 'Cancelled', 'end', lane, fence, process, session_id, $5
-    FROM gone)
+    FROM gone),
+settled AS (
+    UPDATE intent i
+    SET settled_at = clock_timestamp(), outcome = 'unknown: the work was cancelled in the middle'
+    FROM freed f
+    WHERE i.machine_id = f.machine_id AND i.session_id = f.session_id AND i.fence = f.fence
+      AND i.settled_at IS NULL)
 SELECT count(*) AS "cancelled!" FROM freed

@@ -12,6 +12,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::backoff::BackoffFact;
 use crate::model::facts::{Hold, Postponement, Recovery};
 use crate::model::ids::MachineId;
+use crate::model::needs_human::Obstacle;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
 
@@ -61,8 +62,15 @@ pub enum FactChange {
     /// The ladder is over.
     RecoveryCleared,
     /// Only a person can help.
-    NeedsHuman(String),
-    /// A person helped.
+    NeedsHuman {
+        /// What stands in the way.
+        obstacle: Obstacle,
+        /// What was tried and what a person can do.
+        reason: String,
+    },
+    /// It waits for a person, and its agent reports again, as of now.
+    NeedsHumanHeard,
+    /// A person helped, or none was needed.
     NeedsHumanCleared,
     /// Left alone until a discrepancy is explained.
     Quarantined(String),
@@ -254,8 +262,13 @@ pub(crate) async fn apply(
         FactChange::RecoveryCleared => {
             sqlx::query_file!("sql/change/recovery_cleared.sql", id).execute(tx).await
         }
-        FactChange::NeedsHuman(reason) => {
-            sqlx::query_file!("sql/change/needs_human_set.sql", id, reason).execute(tx).await
+        FactChange::NeedsHuman { obstacle, reason } => {
+            sqlx::query_file!("sql/change/needs_human_set.sql", id, obstacle.as_str(), reason)
+                .execute(tx)
+                .await
+        }
+        FactChange::NeedsHumanHeard => {
+            sqlx::query_file!("sql/change/needs_human_heard.sql", id).execute(tx).await
         }
         FactChange::NeedsHumanCleared => {
             sqlx::query_file!("sql/change/needs_human_cleared.sql", id).execute(tx).await
@@ -371,6 +384,7 @@ async fn set_recovery(
         acted.and_then(|acted| acted.boot_id_before.as_deref()),
         recovery.next_at,
         recovery.note,
+        recovery.obstacle.as_ref().map(Obstacle::as_str),
     )
     .execute(tx)
     .await

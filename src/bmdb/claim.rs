@@ -12,15 +12,21 @@
 //! item) is found by the scans without marks, every five seconds and before
 //! "nothing is due" is ever said.
 //!
+//! A slack costs the entries of what was claimed within it. A claimer that has
+//! claimed hundreds of machines within the long one would pass all of them with
+//! every claim; it takes a short slack, which covers nearly every transaction,
+//! and the long one once a second.
+//!
 //! # Shares
 //!
 //! Priority classes share by weight: each class has a *pass* that grows by
 //! 1/weight with every claim, and the lowest goes first. A class that was idle
 //! gets no credit for that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use sqlx::PgConnection;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -56,11 +62,52 @@ pub enum Next {
     Never,
 }
 
+/// Longer than nearly every transaction lasts.
+const NEAR: Duration = Duration::from_millis(500);
 /// Longer than any transaction may last: `statement_timeout` plus
 /// `idle_in_transaction_session_timeout`, twice over.
-const SLACK: Duration = Duration::from_secs(30);
+const FAR: Duration = Duration::from_secs(30);
+/// How often a scan goes so far back at least.
+const FAR_SCAN_EVERY: Duration = Duration::from_secs(1);
+/// Claims within that time whose entries every scan may pass.
+const PASSED: usize = 256;
 /// How often watermarks are ignored.
 const FULL_SCAN_EVERY: Duration = Duration::from_secs(5);
+
+/// Where a scan begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scan {
+    /// Shortly before the mark.
+    Near,
+    /// Before what any transaction can still bring.
+    Far,
+    /// At the beginning.
+    Full,
+}
+
+impl Scan {
+    /// Which it is time for, by how long ago the last ones were; `dense` when there is much to pass on
+    /// the way from far back.
+    fn due(since_far: Option<Duration>, since_full: Option<Duration>, dense: bool) -> Self {
+        if since_full.is_none_or(|since| since >= FULL_SCAN_EVERY) {
+            Self::Full
+        } else if !dense || since_far.is_none_or(|since| since >= FAR_SCAN_EVERY) {
+            Self::Far
+        } else {
+            Self::Near
+        }
+    }
+
+    /// Where it begins in a class that has come to `mark`.
+    fn floor(self, mark: Option<Timestamp>) -> Timestamp {
+        let slack = match self {
+            Self::Near => NEAR,
+            Self::Far => FAR,
+            Self::Full => return Timestamp::UNIX_EPOCH,
+        };
+        mark.map_or(Timestamp::UNIX_EPOCH, |mark| before(mark, slack))
+    }
+}
 
 type Class = (String, i64, i64);
 
@@ -70,8 +117,13 @@ pub struct Claimer {
     sessions: Sessions,
     process: Process,
     providers: Vec<String>,
-    floors: HashMap<Class, Timestamp>,
+    /// The latest due time that was claimed in each class.
+    marks: HashMap<Class, Timestamp>,
+    /// The due times of the last claims, [`PASSED`] at the most, oldest claim first.
+    recent: VecDeque<Timestamp>,
     pass: [f64; 3],
+    /// When the last scan was made that went so far back at least.
+    last_far_scan: Option<Instant>,
     last_full_scan: Option<Instant>,
 }
 
@@ -79,28 +131,37 @@ impl Claimer {
     /// Claims `process` on machines of these providers.
     #[must_use]
     pub fn new(sessions: Sessions, process: Process, providers: Vec<String>) -> Self {
-        Self { sessions, process, providers, floors: HashMap::new(), pass: [0.0; 3], last_full_scan: None }
+        Self {
+            sessions,
+            process,
+            providers,
+            marks: HashMap::new(),
+            recent: VecDeque::with_capacity(PASSED),
+            pass: [0.0; 3],
+            last_far_scan: None,
+            last_full_scan: None,
+        }
     }
 
     fn bmdb(&self) -> &Bmdb {
         &self.sessions.inner.bmdb
     }
 
-    /// Asks whether anything is due. One index probe, whatever the size of the fleet.
+    /// Asks whether anything is due that could be claimed. One index probe, whatever the size of the
+    /// fleet; a second statement only when what is due first is not for this process.
     pub async fn probe(&self) -> Result<Next, BmdbError> {
-        let process = self.process;
-        let row = self
+        let (process, providers) = (self.process, self.providers.clone());
+        let next = self
             .bmdb()
-            .statement("asking what is due next", move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file!("sql/claim/probe.sql", process.as_str()).fetch_optional(pool).await
-                })
+            .statement("asking what is due next", move |connection| {
+                let providers = providers.clone();
+                Box::pin(async move { next_of(connection, process, &providers).await })
             })
             .await?;
-        Ok(match row {
+        Ok(match next {
             None => Next::Never,
-            Some(row) if row.due => Next::Due,
-            Some(row) => Next::In(Duration::from_millis(u64::try_from(row.wait_ms).unwrap_or(0))),
+            Some((true, _)) => Next::Due,
+            Some((false, wait_ms)) => Next::In(Duration::from_millis(u64::try_from(wait_ms).unwrap_or(0))),
         })
     }
 
@@ -109,18 +170,22 @@ impl Claimer {
         if idle.is_empty() || self.providers.is_empty() {
             return Ok(Claimed::Empty);
         }
-        let full_scan = self.last_full_scan.is_none_or(|last| last.elapsed() >= FULL_SCAN_EVERY);
-        let claimed = self.claim_once(idle, full_scan).await?;
-        if full_scan || !matches!(claimed, Claimed::Empty) {
+        let since = |last: Option<Instant>| last.map(|last| last.elapsed());
+        let scan = Scan::due(since(self.last_far_scan), since(self.last_full_scan), is_dense(&self.recent));
+        let claimed = self.claim_once(idle, scan).await?;
+        if scan == Scan::Full || !matches!(claimed, Claimed::Empty) {
             return Ok(claimed);
         }
-        self.claim_once(idle, true).await
+        self.claim_once(idle, Scan::Full).await
     }
 
-    async fn claim_once(&mut self, idle: &[Session], full_scan: bool) -> Result<Claimed, BmdbError> {
+    async fn claim_once(&mut self, idle: &[Session], scan: Scan) -> Result<Claimed, BmdbError> {
         let _claiming = Claiming::new(idle);
-        let parameters = self.parameters(idle, full_scan);
-        if full_scan {
+        let parameters = self.parameters(idle, scan);
+        if scan != Scan::Near {
+            self.last_far_scan = Some(Instant::now());
+        }
+        if scan == Scan::Full {
             self.last_full_scan = Some(Instant::now());
         }
         let rows = match send(self.bmdb(), parameters).await {
@@ -174,7 +239,7 @@ impl Claimer {
         if work.is_empty() { Err(error) } else { Ok(Claimed::Work(work)) }
     }
 
-    fn parameters(&self, idle: &[Session], full_scan: bool) -> Parameters {
+    fn parameters(&self, idle: &[Session], scan: Scan) -> Parameters {
         let (_, policy) = self.bmdb().policy();
         let mut parameters = Parameters {
             process: self.process,
@@ -192,15 +257,11 @@ impl Claimer {
             for (priority, weight) in policy.priority_weights.iter().enumerate() {
                 for bucket in 0..i64::from(BUCKETS) {
                     let number = i64::try_from(priority).unwrap_or(0);
-                    let floor = if full_scan {
-                        None
-                    } else {
-                        self.floors.get(&(provider.clone(), number, bucket)).copied()
-                    };
+                    let mark = self.marks.get(&(provider.clone(), number, bucket)).copied();
                     parameters.providers.push(provider.clone());
                     parameters.priorities.push(number);
                     parameters.buckets.push(bucket);
-                    parameters.floors.push(floor.unwrap_or(Timestamp::UNIX_EPOCH));
+                    parameters.floors.push(scan.floor(mark));
                     parameters.passes.push(self.pass[priority.min(2)]);
                     parameters.weights.push(f64::from((*weight).max(1)));
                 }
@@ -212,9 +273,12 @@ impl Claimer {
     fn advance(&mut self, taken: &[(Class, Timestamp)]) {
         let (_, policy) = self.bmdb().policy();
         for (class, ready_at) in taken {
-            let mark = before(*ready_at, SLACK);
-            let floor = self.floors.entry(class.clone()).or_insert(mark);
-            *floor = (*floor).max(mark);
+            let mark = self.marks.entry(class.clone()).or_insert(*ready_at);
+            *mark = (*mark).max(*ready_at);
+            if self.recent.len() == PASSED {
+                self.recent.pop_front();
+            }
+            self.recent.push_back(*ready_at);
             let priority = usize::try_from(class.1).unwrap_or(0).min(2);
             self.pass[priority] += 1.0 / f64::from(policy.priority_weights[priority].max(1));
         }
@@ -246,6 +310,35 @@ impl Claimer {
                 })
             })
             .await
+    }
+}
+
+/// Whether as many claims as every scan may pass lie within the long slack.
+fn is_dense(recent: &VecDeque<Timestamp>) -> bool {
+    let (Some(first), Some(last)) = (recent.front(), recent.back()) else { return false };
+    recent.len() == PASSED && *first > before(*last, FAR)
+}
+
+/// Whether anything is due, and else in how many milliseconds; `None` when nothing is scheduled.
+async fn next_of(
+    connection: &mut PgConnection,
+    process: Process,
+    providers: &[String],
+) -> Result<Option<(bool, i64)>, sqlx::Error> {
+    let rules = i64::from(RULES_VERSION);
+    let first = sqlx::query_file!("sql/claim/probe.sql", process.as_str(), providers, rules)
+        .fetch_optional(&mut *connection)
+        .await?;
+    match first {
+        None => Ok(None),
+        Some(row) if row.tells => Ok(Some((row.due, row.wait_ms))),
+        Some(_) => {
+            let (process, buckets) = (process.as_str(), i64::from(BUCKETS));
+            let ours = sqlx::query_file!("sql/claim/probe_classes.sql", process, providers, rules, buckets)
+                .fetch_optional(connection)
+                .await?;
+            Ok(ours.map(|row| (row.due, row.wait_ms)))
+        }
     }
 }
 
@@ -342,5 +435,56 @@ impl Drop for Claiming {
         for session in &self.0 {
             *lock(&session.state.claiming) -= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::time::after;
+
+    #[test]
+    fn scans_go_back_as_far_as_it_is_time_for() {
+        let millis = |millis| Some(Duration::from_millis(millis));
+        for (since_far, since_full, dense, scan) in [
+            (None, None, false, Scan::Full),
+            (millis(0), millis(0), false, Scan::Far),
+            (millis(0), millis(0), true, Scan::Near),
+            (millis(999), millis(4_999), true, Scan::Near),
+            (millis(1_000), millis(1_000), true, Scan::Far),
+            (None, millis(4_999), true, Scan::Far),
+            (millis(0), millis(5_000), true, Scan::Full),
+            (millis(0), millis(5_000), false, Scan::Full),
+            (millis(0), None, true, Scan::Full),
+        ] {
+            assert_eq!(Scan::due(since_far, since_full, dense), scan, "{since_far:?} {since_full:?} {dense}");
+        }
+    }
+
+    #[test]
+    fn claims_are_dense_when_hundreds_lie_within_the_long_slack() {
+        let at = |millis: u64| after(Timestamp::UNIX_EPOCH, Duration::from_millis(millis));
+        let claims = |count: usize, every: u64| (1..).map(|n| at(n * every)).take(count).collect();
+        for (recent, dense) in [
+            (VecDeque::new(), false),
+            (claims(PASSED - 1, 1), false),
+            (claims(PASSED, 1), true),
+            (claims(PASSED, 117), true),
+            (claims(PASSED, 118), false),
+        ] {
+            assert_eq!(is_dense(&recent), dense, "{recent:?}");
+        }
+    }
+
+    #[test]
+    fn every_scan_begins_before_the_mark_and_a_class_without_one_is_read_from_its_beginning() {
+        let mark = after(Timestamp::UNIX_EPOCH, Duration::from_secs(100));
+        let floor = |scan: Scan, mark| scan.floor(mark).timestamp_millis();
+        assert_eq!(floor(Scan::Near, Some(mark)), 99_500);
+        assert_eq!(floor(Scan::Far, Some(mark)), 70_000);
+        for scan in [Scan::Near, Scan::Far, Scan::Full] {
+            assert_eq!(floor(scan, None), 0);
+        }
+        assert_eq!(floor(Scan::Full, Some(mark)), 0);
     }
 }

@@ -11,13 +11,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, Postgres};
+use sqlx::{ConnectOptions, Connection, Executor as _, PgConnection, PgPool, Postgres};
 use tokio::sync::watch;
 
-use crate::bmdb::error::{BmdbError, Remedy, conflict_pause, remedy};
+use crate::bmdb::error::{BmdbError, Remedy, conflict_pause, is_lock_not_available, remedy};
+use crate::bmdb::metrics::BmdbMetrics;
 use crate::model::policy::Policy;
 
 /// How the database treats concurrent transactions. Correctness needs none of the optional parts.
@@ -40,21 +43,30 @@ impl Dialect {
     pub const SERIALIZABLE: Self = Self { skip_locked: false, notify: false, serializable: true };
 }
 
-/// A name that is no dialect.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no dialect of the BMDB; give skip-locked (PostgreSQL), waiting or serializable")]
-pub struct UnknownDialect(String);
-
-impl std::str::FromStr for Dialect {
-    type Err = UnknownDialect;
-
-    fn from_str(name: &str) -> Result<Self, UnknownDialect> {
-        match name {
-            "skip-locked" => Ok(Self::POSTGRES),
-            "waiting" => Ok(Self::WAITING),
-            "serializable" => Ok(Self::SERIALIZABLE),
-            _ => Err(UnknownDialect(name.to_owned())),
+impl Dialect {
+    /// The name that flags and answers use, the same in every program.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match (self.serializable, self.skip_locked) {
+            (true, _) => "serializable",
+            (false, true) => "skip-locked",
+            (false, false) => "waiting",
         }
+    }
+}
+
+impl ValueEnum for Dialect {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::POSTGRES, Self::WAITING, Self::SERIALIZABLE]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match (self.serializable, self.skip_locked) {
+            (true, _) => "SERIALIZABLE without SKIP LOCKED and NOTIFY, as CockroachDB runs",
+            (false, true) => "PostgreSQL as it is: READ COMMITTED, SKIP LOCKED, NOTIFY",
+            (false, false) => "READ COMMITTED without SKIP LOCKED and NOTIFY",
+        };
+        Some(PossibleValue::new(self.as_str()).help(help))
     }
 }
 
@@ -129,6 +141,8 @@ impl ConnectionSettings {
 /// What a URL parser said, cut off before it can repeat a password.
 fn url_error(error: &sqlx::Error, url: &str) -> String {
     let text = error.to_string();
+    // sqlx says first that this is about configuration, which whoever gave a URL knows.
+    let text = text.strip_prefix("error with configuration: ").unwrap_or(&text).to_owned();
     let secret = url.split('@').next().and_then(|user| user.rsplit(':').next()).unwrap_or_default();
     if secret.is_empty() { text } else { text.replace(secret, "…") }
 }
@@ -144,6 +158,7 @@ struct Inner {
     options: PgConnectOptions,
     settings: ConnectionSettings,
     policy: watch::Sender<(i64, Arc<Policy>)>,
+    metrics: BmdbMetrics,
 }
 
 impl std::fmt::Debug for Bmdb {
@@ -152,6 +167,10 @@ impl std::fmt::Debug for Bmdb {
     }
 }
 
+// Not sqlx's own transactions: they roll back what a commit has ended already.
+const BEGIN: &str = include_str!("../../sql/transaction/begin.sql");
+const COMMIT: &str = include_str!("../../sql/transaction/commit.sql");
+const ROLLBACK: &str = include_str!("../../sql/transaction/rollback.sql");
 /// How often a transaction that loses against others is run before that is an error.
 const TRIES: u32 = 12;
 /// How long closing waits: longer than any transaction may take.
@@ -180,7 +199,12 @@ impl Bmdb {
                     if meta.idle_for < Duration::from_secs(1) { Ok(true) } else { answers(connection).await }
                 })
             })
-            .after_release(|connection, _| Box::pin(answers(connection)))
+            .after_release(|connection, _| {
+                Box::pin(async move {
+                    // Tested by the pool in a moment, within the limit that is set there.
+                    if GIVEN_BACK.try_with(|()| ()).is_ok() { Ok(true) } else { answers(connection).await }
+                })
+            })
             .connect_lazy_with(options.clone());
         // A pool hides why it cannot connect behind its own time-out; one connection tells.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
@@ -188,7 +212,7 @@ impl Bmdb {
             Ok(Ok(connection)) => {
                 drop(connection.close().await);
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
-                let inner = Inner { pool, options, settings, policy };
+                let inner = Inner { pool, options, settings, policy, metrics: BmdbMetrics::default() };
                 return Ok(Self { inner: Arc::new(inner) });
             }
             Ok(Err(error)) => unreachable_reason(&error),
@@ -218,6 +242,12 @@ impl Bmdb {
     #[must_use]
     pub fn settings(&self) -> &ConnectionSettings {
         &self.inner.settings
+    }
+
+    /// What is counted of this handle and its clones.
+    #[must_use]
+    pub fn metrics(&self) -> &BmdbMetrics {
+        &self.inner.metrics
     }
 
     /// The policy as last read, with its version.
@@ -261,23 +291,28 @@ impl Bmdb {
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
     {
-        let pool = self.inner.pool.clone();
+        let bmdb = self.clone();
         in_a_task(what, async move {
             for attempt in 0..TRIES {
-                let mut connection =
-                    pool.acquire().await.map_err(|source| BmdbError::Statement { what, source })?;
+                let mut connection = bmdb.acquire(what).await?;
+                // Should `body` panic: a transaction is open then.
+                connection.close_on_drop();
                 let tried = tokio::time::timeout(TRANSACTION_LIMIT, try_once(what, &mut connection, &body));
-                let Ok(tried) = tried.await else { return Err(unanswered(connection, TRANSACTION_LIMIT)) };
-                let (error, committing) = match tried {
-                    Tried::Done(result) => return result,
-                    Tried::Failed { error, committing } => (error, committing),
+                let Ok(tried) = tried.await else {
+                    return Err(bmdb.unanswered(what, connection, TRANSACTION_LIMIT));
                 };
-                match remedy(&error, committing) {
-                    Remedy::Again => tokio::time::sleep(conflict_pause(attempt, rand::random())).await,
-                    Remedy::FindOut => return Err(BmdbError::UnknownOutcome(error.to_string())),
-                    Remedy::GiveUp => return Err(BmdbError::Statement { what, source: error }),
+                give_back(connection);
+                match tried {
+                    Tried::Done(result) => {
+                        bmdb.metrics().transaction(what, result_of(&result));
+                        return result;
+                    }
+                    Tried::Failed { error, committing } => {
+                        bmdb.after(what, error, committing, attempt).await?;
+                    }
                 }
             }
+            bmdb.metrics().transaction(what, "failed");
             Err(BmdbError::Conflict { what, tries: TRIES })
         })
         .await
@@ -290,27 +325,98 @@ impl Bmdb {
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
     {
-        let pool = self.inner.pool.clone();
+        let bmdb = self.clone();
         in_a_task(what, async move {
             for attempt in 0..TRIES {
-                let mut connection =
-                    pool.acquire().await.map_err(|source| BmdbError::Statement { what, source })?;
+                let mut connection = bmdb.acquire(what).await?;
                 let tried = tokio::time::timeout(STATEMENT_LIMIT, body(&mut connection));
-                let error = match tried.await {
-                    Ok(Ok(value)) => return Ok(value),
-                    Ok(Err(error)) => error,
-                    Err(_) => return Err(unanswered(connection, STATEMENT_LIMIT)),
+                let Ok(tried) = tried.await else {
+                    return Err(bmdb.unanswered(what, connection, STATEMENT_LIMIT));
                 };
-                drop(connection);
-                match remedy(&error, true) {
-                    Remedy::Again => tokio::time::sleep(conflict_pause(attempt, rand::random())).await,
-                    Remedy::FindOut => return Err(BmdbError::UnknownOutcome(error.to_string())),
-                    Remedy::GiveUp => return Err(BmdbError::Statement { what, source: error }),
+                give_back(connection);
+                match tried {
+                    Ok(value) => {
+                        bmdb.metrics().transaction(what, "done");
+                        return Ok(value);
+                    }
+                    Err(error) => bmdb.after(what, error, true, attempt).await?,
                 }
             }
+            bmdb.metrics().transaction(what, "failed");
             Err(BmdbError::Conflict { what, tries: TRIES })
         })
         .await
+    }
+
+    async fn acquire(&self, what: &'static str) -> Result<PoolConnection<Postgres>, BmdbError> {
+        self.inner.pool.acquire().await.map_err(|source| {
+            self.metrics().transaction(what, "failed");
+            BmdbError::Statement { what, source }
+        })
+    }
+
+    /// What a failed try calls for: a pause before the next one, or an error.
+    async fn after(
+        &self,
+        what: &'static str,
+        error: sqlx::Error,
+        committing: bool,
+        attempt: u32,
+    ) -> Result<(), BmdbError> {
+        match remedy(&error, committing) {
+            Remedy::Again => {
+                self.metrics().transaction(what, "retried");
+                tokio::time::sleep(conflict_pause(attempt, rand::random())).await;
+                Ok(())
+            }
+            Remedy::FindOut => {
+                self.metrics().transaction(what, "unknown");
+                Err(BmdbError::UnknownOutcome(error.to_string()))
+            }
+            Remedy::GiveUp => {
+                self.metrics()
+                    .transaction(what, if is_lock_not_available(&error) { "locked" } else { "failed" });
+                Err(BmdbError::Statement { what, source: error })
+            }
+        }
+    }
+
+    /// Gives up a connection that has not answered for longer than the server lets anything take: the
+    /// network swallows what is sent. It is taken from the pool, and closing it ends its transaction.
+    fn unanswered(
+        &self,
+        what: &'static str,
+        connection: PoolConnection<Postgres>,
+        limit: Duration,
+    ) -> BmdbError {
+        drop(connection.detach());
+        self.metrics().transaction(what, "unknown");
+        BmdbError::UnknownOutcome(format!("no answer within {} s", limit.as_secs()))
+    }
+}
+
+tokio::task_local! {
+    /// Set while a connection is put back by [`give_back`], which limits how long that takes.
+    static GIVEN_BACK: ();
+}
+
+/// Puts a connection back into its pool, as dropping it would, but not for ever: the pool tests it
+/// then, and a network that swallows packets from that moment on would let it wait for an answer that
+/// never comes, and whoever closes the pool wait for it.
+fn give_back(mut connection: PoolConnection<Postgres>) {
+    tokio::spawn(
+        GIVEN_BACK
+            .scope((), async move { tokio::time::timeout(TEST_LIMIT, connection.return_to_pool()).await }),
+    );
+}
+
+/// How a transaction that ran to its end is counted.
+fn result_of<T>(result: &Result<T, BmdbError>) -> &'static str {
+    match result {
+        Ok(_) => "done",
+        Err(error) if error.is_lock_not_available() => "locked",
+        Err(BmdbError::Statement { .. }) => "failed",
+        Err(_) => "refused",
     }
 }
 
@@ -323,35 +429,26 @@ async fn try_once<T, F>(what: &'static str, connection: &mut PgConnection, body:
 where
     F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Sync,
 {
-    let mut transaction = match connection.begin().await {
-        Ok(transaction) => transaction,
-        Err(source) => return Tried::Done(Err(BmdbError::Statement { what, source })),
-    };
-    match body(&mut transaction).await {
-        Ok(value) => match transaction.commit().await {
-            Ok(()) => Tried::Done(Ok(value)),
+    if let Err(source) = connection.execute(BEGIN).await {
+        return Tried::Done(Err(BmdbError::Statement { what, source }));
+    }
+    match body(connection).await {
+        Ok(value) => match connection.execute(COMMIT).await {
+            Ok(_) => Tried::Done(Ok(value)),
+            // It is over, one way or the other: to roll it back now is what the server warns of.
             Err(error) => Tried::Failed { error, committing: true },
         },
-        Err(BmdbError::Statement { what, source }) => {
-            drop(transaction.rollback().await);
-            if remedy(&source, false) == Remedy::Again {
-                Tried::Failed { error: source, committing: false }
-            } else {
-                Tried::Done(Err(BmdbError::Statement { what, source }))
+        Err(error) => {
+            // Where even this fails the connection is broken, and its pool will find it so.
+            drop(connection.execute(ROLLBACK).await);
+            match error {
+                BmdbError::Statement { source, .. } if remedy(&source, false) == Remedy::Again => {
+                    Tried::Failed { error: source, committing: false }
+                }
+                other => Tried::Done(Err(other)),
             }
         }
-        Err(refused) => {
-            drop(transaction.rollback().await);
-            Tried::Done(Err(refused))
-        }
     }
-}
-
-/// Gives up a connection that has not answered for longer than the server lets anything take: the
-/// network swallows what is sent. It is taken from the pool, and closing it ends its transaction.
-fn unanswered(connection: PoolConnection<Postgres>, limit: Duration) -> BmdbError {
-    drop(connection.detach());
-    BmdbError::UnknownOutcome(format!("no answer within {} s", limit.as_secs()))
 }
 
 /// Whether a pooled connection still answers. The pool's own test waits for ever for one behind a

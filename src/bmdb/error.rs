@@ -50,6 +50,15 @@ pub enum BmdbError {
     /// The lease is not (or no longer) held with that fence.
     #[error("the lease is not held any more; nothing was written")]
     LeaseLost,
+    /// An outward call was given up.
+    #[error(
+        "an outward call was given up after {after:.1?}: it had not ended when its limit, or the time until its machine \
+         could be somebody else's, was over"
+    )]
+    CutOff {
+        /// How long it had taken.
+        after: Duration,
+    },
     /// No such machine.
     #[error("the BMDB knows no machine {0}")]
     NoSuchMachine(String),
@@ -94,6 +103,34 @@ pub enum BmdbError {
 }
 
 impl BmdbError {
+    /// The same for the person who named the database: with what to look at where the sentence alone
+    /// does not say it.
+    #[must_use]
+    pub fn with_advice(&self) -> String {
+        match self {
+            // What is wrong with TLS says itself what to do.
+            Self::Unreachable { reason, .. } if !reason.starts_with("TLS failed") => {
+                format!("{self}. Is it running, and are host, port, user and password right?")
+            }
+            _ => self.to_string(),
+        }
+    }
+
+    /// Whether somebody held a lock that could not be waited for.
+    pub(crate) fn is_lock_not_available(&self) -> bool {
+        matches!(self, Self::Statement { source, .. } if is_lock_not_available(source))
+    }
+
+    /// Whether the database knows no such table, column or function, or not this use of one: it is of
+    /// another kind than the statement was written for.
+    #[must_use]
+    pub fn is_unknown_to_the_database(&self) -> bool {
+        let Self::Statement { source: sqlx::Error::Database(database), .. } = self else { return false };
+        let code = database.code();
+        let code = code.as_deref().unwrap_or_default();
+        matches!(code, "42P01" | "42703" | "42883" | "42704" | "3F000") || code.starts_with("0A")
+    }
+
     /// Whether trying again later may help without anybody doing anything.
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -106,6 +143,11 @@ impl BmdbError {
             _ => false,
         }
     }
+}
+
+/// Whether the database said that somebody held a lock that could not be waited for.
+pub(crate) fn is_lock_not_available(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("55P03"))
 }
 
 /// Whether the same statement may succeed later: the server was away, busy, or somebody held a lock.

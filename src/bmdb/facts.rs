@@ -2,7 +2,7 @@
 //!
 //! Decoding tolerates what a newer release wrote: an unknown hold counts as a
 //! hold on everything, an unknown process's backoff is passed over, an unknown
-//! provider status is kept as text. What cannot be at all is an error.
+//! provider status or obstacle is kept as text. What cannot be at all is an error.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,6 +19,7 @@ use crate::model::facts::{
     NeedsHuman, Postponement, Provided, Quarantine, Recovery, Retirement,
 };
 use crate::model::ids::MachineId;
+use crate::model::needs_human::Obstacle;
 use crate::model::policy::Disturbance;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
@@ -60,6 +61,8 @@ pub struct FactsRow {
     pub quarantine_reason: Option<String>,
     pub needs_human_since: Option<Timestamp>,
     pub needs_human_reason: Option<String>,
+    pub needs_human_obstacle: Option<String>,
+    pub needs_human_heard_since: Option<Timestamp>,
     pub recovery_started_at: Option<Timestamp>,
     pub recovery_rung: Option<i64>,
     pub recovery_tries: Option<i64>,
@@ -69,6 +72,7 @@ pub struct FactsRow {
     pub recovery_boot_id_before: Option<String>,
     pub recovery_next_at: Option<Timestamp>,
     pub recovery_note: Option<String>,
+    pub recovery_obstacle: Option<String>,
     pub retirement_reason: Option<String>,
     pub retirement_requested_at: Option<Timestamp>,
     pub retirement_finished_at: Option<Timestamp>,
@@ -93,22 +97,19 @@ pub struct Snapshot {
 impl Bmdb {
     /// Reads what is known of one machine, without any lock.
     pub async fn snapshot(&self, machine: MachineId) -> Result<Snapshot, BmdbError> {
-        self.statement("reading facts", move |pool| {
-            Box::pin(async move {
-                sqlx::query_file_as!(FactsRow, "sql/facts/read.sql", machine.0).fetch_optional(pool).await
-            })
-        })
-        .await?
-        .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))?
-        .into_snapshot()
+        self.statement("reading facts", move |pool| Box::pin(row_of(pool, machine.0)))
+            .await?
+            .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))?
+            .into_snapshot()
     }
 
     /// Reads a page of machines in the order of their ids, from the one after `after`.
     pub async fn snapshot_page(&self, after: MachineId, limit: i64) -> Result<Vec<Snapshot>, BmdbError> {
+        let Some(first) = after.0.as_u128().checked_add(1).map(Uuid::from_u128) else {
+            return Ok(Vec::new());
+        };
         self.statement("reading a page of facts", move |pool| {
-            Box::pin(async move {
-                sqlx::query_file_as!(FactsRow, "sql/facts/page.sql", after.0, limit).fetch_all(pool).await
-            })
+            Box::pin(rows_between(pool, first, Uuid::max(), limit))
         })
         .await?
         .into_iter()
@@ -119,12 +120,24 @@ impl Bmdb {
 
 /// Reads one machine's facts on a connection that may hold locks.
 pub(crate) async fn read(connection: &mut PgConnection, machine: MachineId) -> Result<Snapshot, BmdbError> {
-    sqlx::query_file_as!(FactsRow, "sql/facts/read.sql", machine.0)
-        .fetch_optional(connection)
+    row_of(connection, machine.0)
         .await
         .doing("reading facts")?
         .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))?
         .into_snapshot()
+}
+
+async fn row_of(connection: &mut PgConnection, machine: Uuid) -> Result<Option<FactsRow>, sqlx::Error> {
+    sqlx::query_file_as!(FactsRow, "sql/facts/read_one.sql", machine).fetch_optional(connection).await
+}
+
+async fn rows_between(
+    connection: &mut PgConnection,
+    first: Uuid,
+    last: Uuid,
+    limit: i64,
+) -> Result<Vec<FactsRow>, sqlx::Error> {
+    sqlx::query_file_as!(FactsRow, "sql/facts/read.sql", first, last, limit).fetch_all(connection).await
 }
 
 #[derive(Deserialize)]
@@ -185,9 +198,12 @@ impl FactsRow {
         facts.quarantine = self
             .quarantine_since
             .map(|since| Quarantine { since, reason: self.quarantine_reason.clone().unwrap_or_default() });
-        facts.needs_human = self
-            .needs_human_since
-            .map(|since| NeedsHuman { since, reason: self.needs_human_reason.clone().unwrap_or_default() });
+        facts.needs_human = self.needs_human_since.map(|since| NeedsHuman {
+            since,
+            reason: self.needs_human_reason.clone().unwrap_or_default(),
+            obstacle: self.needs_human_obstacle.as_deref().map_or(Obstacle::Unknown, Obstacle::from),
+            heard_since: self.needs_human_heard_since,
+        });
         facts.recovery = self.recovery()?;
         facts.retirement = self.retirement_requested_at.map(|_| Retirement {
             reason: self.retirement_reason.clone().unwrap_or_default(),
@@ -244,6 +260,7 @@ impl FactsRow {
             tries: count(self.recovery_tries)?,
             next_at,
             note: self.recovery_note.clone().unwrap_or_default(),
+            obstacle: self.recovery_obstacle.as_deref().map(Obstacle::from),
         }))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A hundred thousand machines that report every thirty seconds are 3,334
 //! heartbeats a second. One transaction each would be 3,334 commits; a group is
-//! one, with one statement that changes one heap-only row a machine.
+//! one, with one statement that locks and one that changes one heap-only row a machine.
 //!
 //! # How it works
 //!
@@ -44,7 +44,7 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::heartbeat::{Heartbeat, Outcome, PendingInstallation, Wants};
+use crate::bmdb::heartbeat::{Heartbeat, Outcome, PendingInstallation, Plain, Wants};
 use crate::bmdb::metrics::Metrics;
 use crate::model::ids::{MachineId, ProcessId};
 
@@ -54,8 +54,10 @@ const COLLECT: Duration = Duration::from_millis(12);
 const GROUP: usize = 1000;
 /// Most heartbeats that wait for their group; beyond, agents are told to come again.
 const QUEUE: usize = 20_000;
-/// Longest time without a commit.
+/// Longest time without a commit, where the policy asks for no shorter one.
 const IDLE: Duration = Duration::from_secs(15);
+/// Commits within the longest gap that counts as listening, when nobody reports.
+const IDLE_COMMITS: u32 = 4;
 /// How many heartbeats are judged singly at once. Each takes a connection of the common pool.
 const SINGLES: usize = 6;
 /// Listeners share this many rows, so that few of them wait for each other's commits.
@@ -114,6 +116,8 @@ pub struct GroupCommit {
     queue: mpsc::Receiver<Entry>,
     singles: JoinSet<()>,
     permits: Arc<Semaphore>,
+    /// What was told of fences that we never gave, so that each heartbeat is not another question.
+    newer_fences: HashMap<MachineId, i64>,
 }
 
 impl Heartbeats {
@@ -128,6 +132,7 @@ impl Heartbeats {
             queue,
             singles: JoinSet::new(),
             permits: Arc::new(Semaphore::new(SINGLES)),
+            newer_fences: HashMap::new(),
         };
         (Self { queue: sender }, commit)
     }
@@ -168,7 +173,8 @@ impl GroupCommit {
                 self.collect(&mut group).await;
             }
             self.commit(group).await;
-            idle_until = Instant::now() + IDLE;
+            let gap = self.bmdb.policy().1.effective_listening_gap().0;
+            idle_until = Instant::now() + IDLE.min(gap / IDLE_COMMITS);
         }
         while self.singles.join_next().await.is_some() {}
     }
@@ -199,7 +205,10 @@ impl GroupCommit {
                 Ok(mut stored) => {
                     for entry in part {
                         match stored.remove(&entry.claim()) {
-                            Some(wants) => entry.answer(Ok(Outcome::Stored(wants))),
+                            Some(plain) => {
+                                self.compare_fences(&entry.heartbeat, plain.known_fence);
+                                entry.answer(Ok(Outcome::Stored(plain.wants)));
+                            }
                             None => others.push(entry),
                         }
                     }
@@ -218,6 +227,22 @@ impl GroupCommit {
         }
         self.metrics.heartbeat_commit_seconds.observe(started.elapsed().as_secs_f64());
         self.sort_out(others).await;
+    }
+
+    /// Tells of an agent that knows a newer fence than we have given, beside the heartbeats.
+    fn compare_fences(&mut self, heartbeat: &Heartbeat, known: i64) {
+        let (machine, fence) = (heartbeat.machine, heartbeat.access_fence);
+        if fence <= known || self.newer_fences.insert(machine, fence) == Some(fence) {
+            return;
+        }
+        let (bmdb, permits) = (self.bmdb.clone(), self.permits.clone());
+        self.singles.spawn(async move {
+            // Never closed.
+            let Ok(_permit) = permits.acquire().await else { return };
+            if let Err(error) = bmdb.tell_newer_fence(machine, fence).await {
+                tracing::warn!(%machine, fence, %error, "cannot write down that a machine knows a newer fence");
+            }
+        });
     }
 
     /// Answers strangers at once and has the others judged singly.
@@ -328,7 +353,7 @@ impl Bmdb {
         &self,
         shard: i64,
         heartbeats: Arc<[Arc<Heartbeat>]>,
-    ) -> Result<HashMap<Claim, Wants>, BmdbError> {
+    ) -> Result<HashMap<Claim, Plain>, BmdbError> {
         let skip_locked = self.dialect().skip_locked;
         self.transact("storing a group of heartbeats", move |tx| {
             let heartbeats = heartbeats.clone();
@@ -351,45 +376,58 @@ async fn store_plain(
     tx: &mut PgConnection,
     skip_locked: bool,
     heartbeats: &[Arc<Heartbeat>],
-) -> Result<HashMap<Claim, Wants>, BmdbError> {
+) -> Result<HashMap<Claim, Plain>, BmdbError> {
     let what = "storing a group of heartbeats";
-    let of = |field: fn(&Heartbeat) -> &str| -> Vec<String> {
-        heartbeats.iter().map(|heartbeat| field(heartbeat).to_owned()).collect()
-    };
     let machines: Vec<Uuid> = heartbeats.iter().map(|heartbeat| heartbeat.machine.0).collect();
-    let keys: Vec<Vec<u8>> = heartbeats.iter().map(|heartbeat| heartbeat.public_key.to_vec()).collect();
+    // A statement of its own: the next one sees what whoever held these rows has written of their
+    // machines, and nobody finds one of them silent in between.
+    let locked = if skip_locked {
+        sqlx::query_file_scalar!("sql/heartbeat/lock.sql", &machines).fetch_all(&mut *tx).await
+    } else {
+        sqlx::query_file_scalar!("sql/heartbeat/lock_waiting.sql", &machines).fetch_all(&mut *tx).await
+    };
+    let locked: HashSet<Uuid> = locked.doing(what)?.into_iter().collect();
+    let ours: Vec<&Heartbeat> = heartbeats
+        .iter()
+        .map(AsRef::as_ref)
+        .filter(|heartbeat| locked.contains(&heartbeat.machine.0))
+        .collect();
+    let of = |field: fn(&Heartbeat) -> &str| -> Vec<String> {
+        ours.iter().map(|heartbeat| field(heartbeat).to_owned()).collect()
+    };
+    let machines: Vec<Uuid> = ours.iter().map(|heartbeat| heartbeat.machine.0).collect();
+    let keys: Vec<Vec<u8>> = ours.iter().map(|heartbeat| heartbeat.public_key.to_vec()).collect();
     let boots = of(|heartbeat| &heartbeat.beat.boot_id);
     let incarnations = of(|heartbeat| &heartbeat.beat.incarnation);
     let versions = of(|heartbeat| &heartbeat.beat.version);
-    let sequences: Vec<i64> = heartbeats.iter().map(|heartbeat| heartbeat.beat.sequence).collect();
-    macro_rules! store {
-        ($file:literal) => {
-            sqlx::query_file!($file, &machines, &keys, &boots, &incarnations, &sequences, &versions)
-                .fetch_all(tx)
-                .await
-                .doing(what)?
-                .into_iter()
-                .filter_map(|row| {
-                    let installation = PendingInstallation::from_columns(
-                        row.generation,
-                        row.artefact_url,
-                        row.artefact_sha256,
-                    );
-                    row.public_key.try_into().ok().map(|key| {
-                        (
-                            (MachineId(row.machine_id), key),
-                            Wants { hardware_report: row.wants_report, installation },
-                        )
-                    })
-                })
-                .collect()
-        };
-    }
-    Ok(if skip_locked {
-        store!("sql/heartbeat/batch.sql")
-    } else {
-        store!("sql/heartbeat/batch_waiting.sql")
-    })
+    let sequences: Vec<i64> = ours.iter().map(|heartbeat| heartbeat.beat.sequence).collect();
+    let stored = sqlx::query_file!(
+        "sql/heartbeat/batch.sql",
+        &machines,
+        &keys,
+        &boots,
+        &incarnations,
+        &sequences,
+        &versions
+    )
+    .fetch_all(tx)
+    .await
+    .doing(what)?;
+    Ok(stored
+        .into_iter()
+        .filter_map(|row| {
+            let installation =
+                PendingInstallation::from_columns(row.generation, row.artefact_url, row.artefact_sha256);
+            let key = row.public_key.try_into().ok()?;
+            Some((
+                (MachineId(row.machine_id), key),
+                Plain {
+                    wants: Wants { hardware_report: row.wants_report, installation },
+                    known_fence: row.known_fence,
+                },
+            ))
+        })
+        .collect())
 }
 
 async fn listen(tx: &mut PgConnection, shard: i64) -> Result<(), BmdbError> {

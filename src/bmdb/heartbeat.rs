@@ -4,7 +4,7 @@
 //! stored in groups, see `group_commit.rs`. This file is about the others, each
 //! of which is a transaction under the machine's lock that changes facts and
 //! writes the schedule anew: the first heartbeat ever, the first of a boot, one
-//! of a machine that was thought silent, one that carries a report, and the ones
+//! of a machine that was thought silent or waits for a person, one that carries a report, and the ones
 //! that are refused.
 //!
 //! # Which heartbeat is newer
@@ -23,6 +23,8 @@
 //! machine boots twice in that time. Two machines cloned from one disk, key and
 //! all, are told apart by the same rule: the one that was heard first is refused
 //! from the moment the other is heard, instead of both being believed in turns.
+//! Unless we put the agent on it since: then we spoke to that boot ourselves, and
+//! it is the present one.
 //!
 //! # Whose it is
 //!
@@ -37,11 +39,16 @@ use crate::bmdb::change::{FactChange, NewHardwareReport, NewHeartbeat, apply};
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
+use crate::bmdb::newer_fence::newer_fence;
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::{lock, reschedule, tell};
 use crate::model::facts::MachineFacts;
 use crate::model::ids::MachineId;
+use crate::model::needs_human::{Healing, healing};
 use crate::model::phase::{Phase, phase_of};
+use crate::model::policy::Policy;
+use crate::model::process::{Lane, Process};
+use crate::model::time::Timestamp;
 
 /// What an agent says, checked for form but not yet for whose it is.
 #[derive(Clone, Debug)]
@@ -56,6 +63,8 @@ pub struct Heartbeat {
     pub hardware: Option<NewHardwareReport>,
     /// What became of an installation, if it says.
     pub installation: Option<InstallationOutcome>,
+    /// The highest fence of the access lane that its machine has seen; 0 when it does not say.
+    pub access_fence: i64,
 }
 
 impl Heartbeat {
@@ -95,6 +104,15 @@ pub struct Wants {
     pub hardware_report: bool,
     /// Install this.
     pub installation: Option<PendingInstallation>,
+}
+
+/// What a plain heartbeat that was stored is answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plain {
+    /// What the agent should do next.
+    pub wants: Wants,
+    /// The highest fence of the machine's access lane that this BMDB has given.
+    pub known_fence: i64,
 }
 
 /// An installation that was asked for and not reported on.
@@ -156,7 +174,9 @@ pub(crate) fn judge(facts: &MachineFacts, phase: Phase, known: &Known, heartbeat
         return Verdict::Accepted { event: Some(("FirstHeartbeat", detail)) };
     };
     if stored.boot_id != beat.boot_id {
-        if known.previous_boot_id.as_ref() == Some(&beat.boot_id) {
+        if known.previous_boot_id.as_ref() == Some(&beat.boot_id)
+            && !enrolled_in(facts, &beat.boot_id, stored.at)
+        {
             return Verdict::Stale;
         }
         let detail = format!("boot {}, was {}", beat.boot_id, stored.boot_id);
@@ -174,6 +194,14 @@ pub(crate) fn judge(facts: &MachineFacts, phase: Phase, known: &Known, heartbeat
         return Verdict::Repeated;
     }
     Verdict::Stale
+}
+
+/// Whether the agent was enrolled in that boot after the last report, which then is of a boot before.
+fn enrolled_in(facts: &MachineFacts, boot: &str, reported: Timestamp) -> bool {
+    facts
+        .agent_started
+        .as_ref()
+        .is_some_and(|agent| agent.boot_id.as_deref() == Some(boot) && agent.at > reported)
 }
 
 /// Whether everything that a repeated heartbeat carries was stored the first time. If not it is no
@@ -208,10 +236,39 @@ fn changes_of(facts: &MachineFacts, heartbeat: &Heartbeat) -> Vec<FactChange> {
     changes
 }
 
+/// What an accepted heartbeat changes for a machine that waits for a person, and the line that tells it.
+fn heal(
+    facts: &MachineFacts,
+    policy: &Policy,
+    now: Timestamp,
+) -> (Vec<FactChange>, Option<(&'static str, String)>) {
+    let limit = policy.recovery_silence_timeout;
+    match (healing(facts, policy, now), &facts.needs_human) {
+        (Some(Healing::Begins), _) => {
+            let detail = format!(
+                "it waits for a person, and is taken back when it has reported for {limit} without a gap"
+            );
+            (vec![FactChange::NeedsHumanHeard], Some(("HeardAgain", detail)))
+        }
+        (Some(Healing::Done), Some(waited)) => {
+            let mut changes =
+                vec![FactChange::NeedsHumanCleared, FactChange::BackoffCleared(Process::Recovery)];
+            changes.extend(facts.recovery.as_ref().map(|_| FactChange::RecoveryCleared));
+            let detail = format!(
+                "it has reported for {limit} without a gap; it waited for a person because {}",
+                waited.reason
+            );
+            (changes, Some(("Healed", detail)))
+        }
+        _ => (Vec::new(), None),
+    }
+}
+
 impl Bmdb {
     /// Judges one heartbeat under its machine's lock, and stores it with what it carries.
     pub async fn store_heartbeat(&self, heartbeat: Arc<Heartbeat>) -> Result<Outcome, BmdbError> {
         let bmdb = self.clone();
+        let (machine, fence) = (heartbeat.machine, heartbeat.access_fence);
         let stored = self
             .transact("storing a heartbeat", move |tx| {
                 let (bmdb, heartbeat) = (bmdb.clone(), heartbeat.clone());
@@ -220,16 +277,25 @@ impl Bmdb {
             .await;
         match stored {
             Err(BmdbError::NoSuchMachine(_)) => Ok(Outcome::Unauthenticated),
-            other => other,
+            Err(error) => Err(error),
+            Ok((outcome, newer_fence)) => {
+                if newer_fence {
+                    self.warn_of_newer_fence(machine, fence);
+                }
+                Ok(outcome)
+            }
         }
     }
 
     /// Where agents can report: the endpoints of every callback server alive, sorted, each once.
     pub async fn live_endpoints(&self) -> Result<Vec<String>, BmdbError> {
-        let found = sqlx::query_file_scalar!("sql/heartbeat/endpoints.sql")
-            .fetch_all(self.pool())
-            .await
-            .doing("looking for callback servers")?;
+        let found = self
+            .statement("looking for callback servers", |pool| {
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("sql/heartbeat/endpoints.sql").fetch_all(pool).await
+                })
+            })
+            .await?;
         let mut endpoints: Vec<String> = found
             .iter()
             .filter_map(|info| info.get("endpoints")?.as_array())
@@ -242,7 +308,12 @@ impl Bmdb {
     }
 }
 
-async fn store(bmdb: &Bmdb, tx: &mut PgConnection, heartbeat: &Heartbeat) -> Result<Outcome, BmdbError> {
+/// What became of a heartbeat, and whether it told for the first time of a fence that was never given.
+async fn store(
+    bmdb: &Bmdb,
+    tx: &mut PgConnection,
+    heartbeat: &Heartbeat,
+) -> Result<(Outcome, bool), BmdbError> {
     let machine = heartbeat.machine;
     let rows = lock(tx, machine).await?;
     let snapshot = read(tx, machine).await?;
@@ -255,18 +326,23 @@ async fn store(bmdb: &Bmdb, tx: &mut PgConnection, heartbeat: &Heartbeat) -> Res
     let known = Known { previous_boot_id: row.previous_boot_id, report_incarnation: row.report_incarnation };
     let pending = PendingInstallation::from_columns(row.generation, row.artefact_url, row.artefact_sha256);
     let event = match judge(&snapshot.facts, phase, &known, heartbeat) {
-        Verdict::Unauthenticated => return Ok(Outcome::Unauthenticated),
-        Verdict::Stale => return Ok(Outcome::Stale),
+        Verdict::Unauthenticated => return Ok((Outcome::Unauthenticated, false)),
+        Verdict::Stale => return Ok((Outcome::Stale, false)),
         Verdict::Repeated => {
-            return Ok(Outcome::Repeated(wants(&snapshot.facts, &known, heartbeat, pending)));
+            return Ok((Outcome::Repeated(wants(&snapshot.facts, &known, heartbeat, pending)), false));
         }
         Verdict::Accepted { event } => event,
     };
-    for change in &changes_of(&snapshot.facts, heartbeat) {
+    let given = rows.iter().filter(|row| row.lane == Lane::Access).map(|row| row.fence);
+    let given = given.chain(snapshot.facts.agent_started.as_ref().map(|agent| agent.fence)).max();
+    let newer =
+        Some(heartbeat.access_fence) > given && newer_fence(tx, machine, heartbeat.access_fence).await?;
+    let (healed, healing_event) = heal(&snapshot.facts, &policy, snapshot.now);
+    for change in changes_of(&snapshot.facts, heartbeat).iter().chain(&healed) {
         apply(tx, machine, change).await?;
     }
     let after = reschedule(bmdb, tx, machine, &rows).await?;
-    if let Some((event, detail)) = event {
+    for (event, detail) in event.into_iter().chain(healing_event) {
         tell(tx, machine, event, &detail).await?;
     }
     if let Some(outcome) = &heartbeat.installation
@@ -276,7 +352,7 @@ async fn store(bmdb: &Bmdb, tx: &mut PgConnection, heartbeat: &Heartbeat) -> Res
         let detail = format!("of request {}, which is not the present one", outcome.generation);
         tell(tx, machine, "LateInstallationReport", &detail).await?;
     }
-    Ok(Outcome::Stored(wants(&after.snapshot.facts, &known, heartbeat, pending)))
+    Ok((Outcome::Stored(wants(&after.snapshot.facts, &known, heartbeat, pending)), newer))
 }
 
 fn wants(
@@ -299,7 +375,6 @@ mod tests {
     use crate::model::facts::{
         AgentStarted, Heartbeat as StoredHeartbeat, InstallationReport, InstallationRequest,
     };
-    use crate::model::time::Timestamp;
 
     const KEY: [u8; 32] = [7; 32];
 
@@ -324,6 +399,7 @@ mod tests {
             },
             hardware: None,
             installation: None,
+            access_fence: 1,
         }
     }
 
@@ -367,6 +443,24 @@ mod tests {
         ] {
             let known = Known { previous_boot_id: Some("a".to_owned()), report_incarnation: None };
             let verdict = judge(facts, phase, &known, &beat(machine, boot, sequence));
+            assert_eq!(event_of(&verdict), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn boot_in_which_the_agent_was_enrolled_since_is_no_boot_before() {
+        let known = Known { previous_boot_id: Some("a".to_owned()), report_incarnation: None };
+        for (name, enrolled, boot, expected) in [
+            ("enrolled in it since", 60, Some("a"), "Booted"),
+            ("enrolled in it before the last report", -60, Some("a"), "stale"),
+            ("enrolled in another one", 60, Some("b"), "stale"),
+            ("enrolled in one that is not known", 60, None, "stale"),
+        ] {
+            let mut facts = heard("b", 10);
+            let agent = facts.agent_started.as_mut().unwrap();
+            agent.at = Timestamp::from_timestamp(enrolled, 0).unwrap();
+            agent.boot_id = boot.map(str::to_owned);
+            let verdict = judge(&facts, Phase::Recovering, &known, &beat(facts.machine, "a", 99));
             assert_eq!(event_of(&verdict), expected, "{name}");
         }
     }

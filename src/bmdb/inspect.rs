@@ -20,39 +20,16 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::{Snapshot, read};
-use crate::bmdb::host_key::PinnedHostKey;
+use crate::bmdb::facts::read;
 use crate::bmdb::policy::policy_of_version;
-use crate::model::host_key::HostKey;
+use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
+use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName, MachineView};
 use crate::model::phase::Phase;
-use crate::model::policy::Policy;
 use crate::model::time::Timestamp;
 
 const BEGIN: &str = include_str!("../../sql/inspect/begin.sql");
 const WHAT: &str = "reading what to show";
-
-/// A machine, by the names that people have for it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct MachineName {
-    /// Its id.
-    pub machine: Uuid,
-    /// The provider it is from; `null` before any handed it over.
-    pub provider: Option<String>,
-    /// The provider's name for it.
-    pub provider_id: Option<String>,
-}
-
-impl MachineName {
-    /// `provider/id`, or the UUID of a machine without provider.
-    #[must_use]
-    pub fn short(&self) -> String {
-        match (&self.provider, &self.provider_id) {
-            (Some(provider), Some(id)) => format!("{provider}/{id}"),
-            _ => self.machine.to_string(),
-        }
-    }
-}
 
 /// A line of the list of machines.
 #[derive(Clone, Debug, Serialize)]
@@ -91,81 +68,6 @@ pub struct Cursor {
     pub machine: Uuid,
 }
 
-/// Who works.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Holder {
-    /// The process.
-    pub process: String,
-    /// Fence of the claim.
-    pub fence: i64,
-    /// Since when.
-    pub since: Timestamp,
-    /// The session it hangs off.
-    pub session: Uuid,
-    /// What that session is for.
-    pub component: Option<String>,
-    /// Host of the process that has it.
-    pub host: Option<String>,
-    /// Its process id there.
-    pub pid: Option<i64>,
-    /// When the session ends unless it is renewed.
-    pub session_deadline: Option<Timestamp>,
-    /// When it ended, if it did.
-    pub session_closed_at: Option<Timestamp>,
-}
-
-/// One lane of a machine's schedule, as it is stored.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LaneView {
-    /// `access` or `observe`.
-    pub lane: String,
-    /// What it is due for.
-    pub process: Option<String>,
-    /// When.
-    pub ready_at: Option<Timestamp>,
-    /// Whether heartbeats move that moment without writing it.
-    pub timer: bool,
-    /// Why not earlier.
-    pub reason: String,
-    /// `file:line` of the decision.
-    pub decided_at: String,
-    /// When something else happens if this does not.
-    pub deadline: Option<Timestamp>,
-    /// Priority class, 0 first.
-    pub priority: i64,
-    /// Number of the last claim.
-    pub fence: i64,
-    /// Sessions in a row that were lost while they worked on it.
-    pub losses: i64,
-    /// Not claimed before, because of those.
-    pub not_before: Option<Timestamp>,
-    /// Phase as it is indexed.
-    pub phase_index: String,
-    /// Since when.
-    pub phase_since: Timestamp,
-    /// Version of the rules it was computed by.
-    pub rules_version: i64,
-    /// Version of the policy it was computed by.
-    pub policy_version: i64,
-    /// Who works on it now.
-    pub work: Option<Holder>,
-}
-
-/// A brake that is on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct BrakeLine {
-    /// What it stops.
-    pub kind: String,
-    /// Whose: a provider, or `*` for all.
-    pub scope: String,
-    /// Why.
-    pub reason: String,
-    /// Since when.
-    pub engaged_at: Timestamp,
-    /// When it was last found on.
-    pub seen_at: Timestamp,
-}
-
 /// A line of history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HistoryLine {
@@ -187,36 +89,6 @@ pub struct HistoryLine {
     pub host: Option<String>,
     /// More.
     pub detail: Option<String>,
-}
-
-/// One machine, as far as decisions about it go.
-#[derive(Clone, Debug)]
-pub struct MachineView {
-    /// Facts and the moment they were read.
-    pub snapshot: Snapshot,
-    /// The policy that held then.
-    pub policy: Arc<Policy>,
-    /// Both lanes.
-    pub lanes: Vec<LaneView>,
-    /// Host keys, once one was seen.
-    pub host_keys: Option<PinnedHostKey>,
-    /// Brakes that are on, of any kind and scope.
-    pub brakes: Vec<BrakeLine>,
-    /// Open sessions of all processes, counted up to 1,000.
-    pub open_sessions: i64,
-}
-
-impl MachineView {
-    /// Its names.
-    #[must_use]
-    pub fn name(&self) -> MachineName {
-        let provided = self.snapshot.facts.provided.as_ref();
-        MachineName {
-            machine: self.snapshot.facts.machine.0,
-            provider: provided.map(|provided| provided.provider.clone()),
-            provider_id: provided.map(|provided| provided.provider_id.clone()),
-        }
-    }
 }
 
 /// An open session.
@@ -326,10 +198,24 @@ impl Bmdb {
                 let host_keys = host_keys(tx, machine).await?;
                 let brakes = brakes(tx).await?;
                 let open_sessions = sqlx::query_file_scalar!("sql/inspect/open_sessions.sql")
-                    .fetch_one(tx)
+                    .fetch_one(&mut *tx)
                     .await
                     .doing(WHAT)?;
-                Ok(MachineView { snapshot, policy, lanes, host_keys, brakes, open_sessions })
+                let newer_fence = sqlx::query_file!("sql/inspect/newer_fence.sql", machine.0)
+                    .fetch_optional(tx)
+                    .await
+                    .doing(WHAT)?;
+                Ok(MachineView {
+                    facts: snapshot.facts,
+                    at: snapshot.now,
+                    policy,
+                    policy_version: snapshot.policy_version,
+                    lanes,
+                    host_keys,
+                    brakes,
+                    open_sessions,
+                    newer_fence: newer_fence.map(|row| (row.at, row.fence)),
+                })
             })
         })
         .await

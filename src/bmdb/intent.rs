@@ -16,9 +16,8 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
 use crate::bmdb::lease::{NamedLease, lock_lease};
 use crate::bmdb::policy::policy_of_version;
-use crate::bmdb::schedule::{lock, reschedule};
-use crate::bmdb::session::guard;
-use crate::bmdb::work::{Work, check_lease};
+use crate::bmdb::schedule::reschedule;
+use crate::bmdb::work::{Work, lock_leased};
 use crate::model::disturb::{Circumstances, Refusal, may_disturb};
 use crate::model::facts::{Acted, Recovery};
 use crate::model::ids::IntentId;
@@ -68,9 +67,7 @@ impl Work {
             .transact("recording an intent", move |tx| {
                 let (bmdb, step) = (bmdb.clone(), step.clone());
                 Box::pin(async move {
-                    guard(tx, lease.session).await?;
-                    let rows = lock(tx, machine).await?;
-                    check_lease(&rows, lease)?;
+                    let rows = lock_leased(tx, lease, machine).await?;
                     let snapshot = read(tx, machine).await?;
                     let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
                     let window = policy.budgets.get(&step.step).map(|budget| budget.window);
@@ -93,6 +90,7 @@ impl Work {
                         tries: step.attempt,
                         next_at: now,
                         note: format!("about to {} (try {})", step.step.phrase(), step.attempt),
+                        obstacle: None,
                     };
                     apply(tx, machine, &FactChange::Recovery(recovery.clone())).await?;
                     reschedule(&bmdb, tx, machine, &rows).await?;
@@ -111,6 +109,25 @@ impl Work {
                     .await
                     .doing("recording an intent")?;
                     Ok(Permission::Granted { intent, recovery })
+                })
+            })
+            .await
+    }
+}
+
+impl Work {
+    /// Writes down how a step of this work ended. Says whether that was still open.
+    ///
+    /// A session that is over has nothing to say any more: what became of its steps is unknown to
+    /// whoever goes on, and the budget and the ladder of these count on it.
+    pub async fn settle_intent(&self, intent: IntentId, outcome: &str) -> Result<bool, BmdbError> {
+        let (machine, lease, outcome) = (self.machine(), self.lease(), outcome.to_owned());
+        self.bmdb()
+            .transact(SETTLING, move |tx| {
+                let outcome = outcome.clone();
+                Box::pin(async move {
+                    lock_leased(tx, lease, machine).await?;
+                    settle(tx, intent, &outcome).await
                 })
             })
             .await
@@ -200,17 +217,36 @@ impl Bmdb {
             .collect())
     }
 
-    /// Writes down how an intent ended. Says whether it was still open.
-    pub async fn settle_intent(&self, intent: IntentId, outcome: &str) -> Result<bool, BmdbError> {
-        let outcome = outcome.to_owned();
-        let settled = self
-            .statement("settling an intent", move |pool| {
-                let outcome = outcome.clone();
-                Box::pin(async move {
-                    sqlx::query_file!("sql/intent/settle.sql", intent.0, outcome).fetch_optional(pool).await
-                })
+    /// Writes down how a creation ended, under its provisioner's lease. Says whether it was still open.
+    ///
+    /// Whoever holds the lease now may be adopting what was made; that nothing was is no more for one to
+    /// say who was away in between.
+    pub async fn settle_creation(
+        &self,
+        lease: &NamedLease,
+        intent: IntentId,
+        outcome: &str,
+    ) -> Result<bool, BmdbError> {
+        let (lease, outcome) = (lease.clone(), outcome.to_owned());
+        self.transact(SETTLING, move |tx| {
+            let (lease, outcome) = (lease.clone(), outcome.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                settle(tx, intent, &outcome).await
             })
-            .await?;
-        Ok(settled.is_some())
+        })
+        .await
     }
+}
+
+const SETTLING: &str = "settling an intent";
+
+/// Writes down how an intent ended, unless somebody has. Says whether it was still open.
+pub(crate) async fn settle(
+    tx: &mut PgConnection,
+    intent: IntentId,
+    outcome: &str,
+) -> Result<bool, BmdbError> {
+    let settled = sqlx::query_file!("sql/intent/settle.sql", intent.0, outcome).fetch_optional(tx).await;
+    Ok(settled.doing(SETTLING)?.is_some())
 }

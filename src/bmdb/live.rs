@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
+use crate::model::ids::MachineId;
 use crate::model::time::Timestamp;
 
 /// What is held at this moment, by anybody.
@@ -22,23 +23,8 @@ pub struct Waiting {
     pub ready: i64,
     /// Machines that were not, those left out of the list included.
     pub waiting: i64,
-    /// The first of them.
-    pub machines: Vec<NotReady>,
-}
-
-/// A machine that is not Ready, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotReady {
-    /// Its provider's name for it, or its id.
-    pub name: String,
-    /// Its indexed phase.
-    pub phase: String,
-    /// What it waits for.
-    pub reason: String,
-    /// What failed last, if something did.
-    pub cause: Option<String>,
-    /// `file:line` of the decision.
-    pub decided_at: String,
+    /// The first of them by their providers' names for them.
+    pub machines: Vec<MachineId>,
 }
 
 /// A machine, as somebody sees it who watches.
@@ -59,10 +45,13 @@ pub struct MachinePhase {
 impl Bmdb {
     /// Every machine with its indexed phase. Reads the whole fleet: for small ones.
     pub async fn machine_phases(&self) -> Result<Vec<MachinePhase>, BmdbError> {
-        let rows = sqlx::query_file!("sql/fleet/machine_phases.sql")
-            .fetch_all(self.pool())
-            .await
-            .doing("listing the phases of machines")?;
+        let rows = self
+            .statement("listing the phases of machines", |pool| {
+                Box::pin(
+                    async move { sqlx::query_file!("sql/fleet/machine_phases.sql").fetch_all(pool).await },
+                )
+            })
+            .await?;
         Ok(rows
             .into_iter()
             .map(|row| MachinePhase {
@@ -77,39 +66,35 @@ impl Bmdb {
 
     /// Machines that are not Ready, `limit` of them at the most.
     pub async fn not_ready(&self, limit: i64) -> Result<Waiting, BmdbError> {
-        let rows = sqlx::query_file!("sql/fleet/not_ready.sql", limit)
-            .fetch_all(self.pool())
-            .await
-            .doing("listing machines that are not ready")?;
-        let (ready, waiting) = rows.first().map_or((0, 0), |row| (row.ready, row.waiting));
-        let machines = rows
-            .into_iter()
-            .map(|row| NotReady {
-                name: row.provider_id.unwrap_or_else(|| row.machine_id.to_string()),
-                phase: row.phase_index,
-                reason: row.reason,
-                cause: row.cause,
-                decided_at: row.decided_at,
+        let rows = self
+            .statement("listing machines that are not ready", move |pool| {
+                Box::pin(
+                    async move { sqlx::query_file!("sql/fleet/not_ready.sql", limit).fetch_all(pool).await },
+                )
             })
-            .collect();
+            .await?;
+        let (ready, waiting) = rows.first().map_or((0, 0), |row| (row.ready, row.waiting));
+        let machines = rows.into_iter().map(|row| MachineId(row.machine_id)).collect();
         Ok(Waiting { ready, waiting, machines })
     }
 
     /// Counts live work and open sessions.
     pub async fn live_counts(&self) -> Result<LiveCounts, BmdbError> {
-        let row = sqlx::query_file!("sql/fleet/live_counts.sql")
-            .fetch_one(self.pool())
-            .await
-            .doing("counting live work")?;
+        let row = self
+            .statement("counting live work", |pool| {
+                Box::pin(async move { sqlx::query_file!("sql/fleet/live_counts.sql").fetch_one(pool).await })
+            })
+            .await?;
         Ok(LiveCounts { work: row.work, sessions: row.sessions })
     }
 
     /// Counts machines by indexed phase. Reads an index over the whole fleet.
     pub async fn indexed_phases(&self) -> Result<BTreeMap<String, i64>, BmdbError> {
-        let rows = sqlx::query_file!("sql/fleet/phases.sql")
-            .fetch_all(self.pool())
-            .await
-            .doing("counting machines by phase")?;
+        let rows = self
+            .statement("counting machines by phase", |pool| {
+                Box::pin(async move { sqlx::query_file!("sql/fleet/phases.sql").fetch_all(pool).await })
+            })
+            .await?;
         Ok(rows.into_iter().map(|row| (row.phase, row.count)).collect())
     }
 }

@@ -4,6 +4,9 @@
 //! and `manager` are siblings that may not know each other and both count, and
 //! because the group commit of heartbeats counts too. `server` shows them.
 //!
+//! What the database itself is asked is counted by every handle on it
+//! ([`BmdbMetrics`]), which is there before anything that could show it.
+//!
 //! Labels are bounded: names from our own lists, never a machine or an address.
 //! A room with numbers of its own adds them with [`Metrics::register`].
 
@@ -47,11 +50,82 @@ pub struct ByResult {
     pub result: &'static str,
 }
 
+/// Label `table`.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ByTable {
+    /// Of the BMDB.
+    pub table: &'static str,
+}
+
 /// Label `reason`.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByReason {
     /// From a fixed list.
     pub reason: &'static str,
+}
+
+/// Labels `statement` and `result`: what became of a transaction.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ByStatement {
+    /// What it was for, in the words of its errors.
+    pub statement: &'static str,
+    /// `done`; `retried`: lost against another one, and run again; `refused`: undone by ourselves, as
+    /// after a lost lease; `locked`: somebody held a row for too long; `unknown`: the answer was lost;
+    /// `failed`.
+    pub result: &'static str,
+}
+
+/// What one handle on the BMDB and its clones count.
+#[derive(Clone, Debug, Default)]
+pub struct BmdbMetrics {
+    /// Transactions, and statements that are one by themselves.
+    pub transactions: Family<ByStatement, Counter>,
+    /// Rounds of renewing sessions: `renewed`, or `failed` and tried again until the deadline.
+    pub renewals: Family<ByResult, Counter>,
+    /// Sessions that were over before they were closed.
+    pub sessions_lost: Counter,
+    /// Machines whose agents were heard to know a fence that this BMDB never gave.
+    pub newer_fences: Counter,
+}
+
+impl BmdbMetrics {
+    /// Shows what is counted beside the rest. Their names get the prefix `shepherd_`.
+    pub fn register(&self, metrics: &Metrics) {
+        metrics.register(|registry| {
+            registry.register(
+                "bmdb_transactions",
+                "Transactions of the BMDB by what they were for and what became of them",
+                self.transactions.clone(),
+            );
+            registry.register(
+                "session_renewals",
+                "Rounds of renewing this process's sessions",
+                self.renewals.clone(),
+            );
+            registry.register(
+                "sessions_lost",
+                "Sessions of this process that were over before they were closed",
+                self.sessions_lost.clone(),
+            );
+            registry.register(
+                "newer_fences",
+                "Machines that know a fence which this BMDB never gave, as after restoring a backup",
+                self.newer_fences.clone(),
+            );
+        });
+    }
+
+    pub(crate) fn transaction(&self, statement: &'static str, result: &'static str) {
+        self.transactions.get_or_create(&ByStatement { statement, result }).inc();
+    }
+
+    pub(crate) fn renewed(&self) {
+        self.renewals.get_or_create(&ByResult { result: "renewed" }).inc();
+    }
+
+    pub(crate) fn renewal_failed(&self) {
+        self.renewals.get_or_create(&ByResult { result: "failed" }).inc();
+    }
 }
 
 /// Everything that this process counts; cheap to clone, all clones count together.
@@ -82,6 +156,10 @@ pub struct Metrics {
     pub handshakes_open: Gauge,
     /// Agents connected.
     pub agent_connections: Gauge,
+    /// Of these, connections without a heartbeat of an agent so far.
+    pub agent_connections_unproven: Gauge,
+    /// Connections that were closed because they proved no agent.
+    pub agent_connections_closed: Family<ByReason, Counter>,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -114,6 +192,8 @@ impl Metrics {
             handshake_failures: Family::default(),
             handshakes_open: Gauge::default(),
             agent_connections: Gauge::default(),
+            agent_connections_unproven: Gauge::default(),
+            agent_connections_closed: Family::default(),
         };
         metrics.register(|registry| metrics.register_own(registry));
         metrics
@@ -152,6 +232,16 @@ impl Metrics {
         );
         registry.register("handshakes_open", "TLS handshakes under way", self.handshakes_open.clone());
         registry.register("agent_connections", "Agents connected", self.agent_connections.clone());
+        registry.register(
+            "agent_connections_unproven",
+            "Connections without a heartbeat of an agent so far",
+            self.agent_connections_unproven.clone(),
+        );
+        registry.register(
+            "agent_connections_closed",
+            "Connections closed because they proved no agent",
+            self.agent_connections_closed.clone(),
+        );
     }
 
     /// Adds metrics of another room. Their names get the prefix `shepherd_`.

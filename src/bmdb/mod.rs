@@ -6,7 +6,7 @@
 //! * A **session** ([`session`], [`keeper`]) is a lease that its process keeps
 //!   alive. Everything that acts, acts under one.
 //! * A **claim** ([`claim`]) puts due machines' lanes under sessions, each with
-//!   a fence that grows; [`work`] ends them. What a lost session held is freed
+//!   a fence that grows; [`work`] ends them (`ending`). What a lost session held is freed
 //!   by the [`reaper`].
 //! * A **fact** changes ([`change`]) only in a transaction that holds the
 //!   machine's due rows and writes its [`schedule`] anew before it commits. The
@@ -14,6 +14,8 @@
 //! * A **heartbeat** is stored in groups (`group_commit`) as long as it changes nothing but a time, and
 //!   else judged singly (`heartbeat`).
 //! * An **intent** ([`intent`]) records an outward action before it is taken.
+//! * What is old is deleted by [`retention`], which lists every table with its bound; [`storage`] looks at
+//!   what the database itself leaves behind.
 //!
 //! # Rules that hold everywhere
 //!
@@ -28,6 +30,7 @@
 pub mod change;
 pub mod claim;
 pub mod connection;
+mod ending;
 pub mod error;
 pub mod facts;
 pub mod fleet;
@@ -41,20 +44,25 @@ pub mod intent;
 pub mod keeper;
 pub mod lease;
 pub mod live;
-#[cfg(feature = "shepherd")]
 pub mod metrics;
+#[cfg(feature = "shepherd")]
+mod newer_fence;
 pub mod policy;
 pub mod postgres_programs;
 pub mod private_postgres;
 mod private_postgres_directory;
 pub mod provision;
 pub mod reaper;
+mod renewal;
+pub mod restore;
+pub mod retention;
 pub mod schedule;
 #[cfg(feature = "shepherd")]
 pub mod secret;
 pub mod session;
 pub mod setup;
 pub mod silence;
+pub mod storage;
 pub mod sweeper;
 pub mod tags;
 pub mod url;

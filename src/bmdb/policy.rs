@@ -15,7 +15,7 @@ impl Bmdb {
             document(policy)?,
             milliseconds(policy.recovery_first_heartbeat_timeout),
             milliseconds(policy.recovery_silence_timeout),
-            milliseconds(policy.listening_gap),
+            milliseconds(policy.effective_listening_gap()),
             milliseconds(policy.outward_limit),
         )
         .execute(self.pool())
@@ -74,7 +74,7 @@ async fn change_policy_in(
         document(&wanted)?,
         milliseconds(wanted.recovery_first_heartbeat_timeout),
         milliseconds(wanted.recovery_silence_timeout),
-        milliseconds(wanted.listening_gap),
+        milliseconds(wanted.effective_listening_gap()),
         milliseconds(wanted.outward_limit),
         by,
     )

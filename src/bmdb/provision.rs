@@ -5,6 +5,7 @@ use uuid::Uuid;
 use crate::bmdb::change::{FactChange, ProviderDetails, apply};
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::intent::settle;
 use crate::bmdb::lease::{NamedLease, lock_lease};
 use crate::bmdb::schedule::{lock, reschedule, tell};
 use crate::model::ids::{IntentId, MachineId};
@@ -25,6 +26,8 @@ pub struct KnownMachine {
     pub quarantine: Option<String>,
     /// Whether it is on its way out, or out.
     pub retiring: bool,
+    /// Whether it is out: a record of something that this provider has given back.
+    pub retired: bool,
 }
 
 /// A machine to record.
@@ -43,10 +46,15 @@ pub struct NewMachine {
 impl Bmdb {
     /// Every machine of a provider that the BMDB knows.
     pub async fn known_machines(&self, provider: &str) -> Result<Vec<KnownMachine>, BmdbError> {
-        let rows = sqlx::query_file!("sql/provision/known.sql", provider)
-            .fetch_all(self.pool())
-            .await
-            .doing("reading a provider's machines")?;
+        let provider = provider.to_owned();
+        let rows = self
+            .statement("reading a provider's machines", move |pool| {
+                let provider = provider.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("sql/provision/known.sql", provider).fetch_all(pool).await
+                })
+            })
+            .await?;
         Ok(rows
             .into_iter()
             .map(|row| KnownMachine {
@@ -55,6 +63,7 @@ impl Bmdb {
                 status: ProviderStatus::from(row.status.as_str()),
                 quarantine: row.quarantine,
                 retiring: row.retirement.is_some(),
+                retired: row.retired.is_some(),
             })
             .collect())
     }
@@ -82,10 +91,7 @@ impl Bmdb {
                     None => insert(&bmdb, tx, &lease, &new).await?,
                 };
                 if let Some(intent) = intent {
-                    sqlx::query_file!("sql/intent/settle.sql", intent.0, format!("machine {machine}"))
-                        .fetch_optional(tx)
-                        .await
-                        .doing("settling an intent")?;
+                    settle(tx, intent, &format!("machine {machine}")).await?;
                 }
                 Ok(machine)
             })
@@ -93,49 +99,77 @@ impl Bmdb {
         .await
     }
 
-    /// Writes down that a provider gave a whole list.
+    /// Writes down that a provider gave a whole list, under its provisioner's lease.
     pub async fn provider_listed(
         &self,
-        provider: &str,
+        lease: &NamedLease,
         kind: &str,
         machines: usize,
     ) -> Result<(), BmdbError> {
         let machines = i64::try_from(machines).unwrap_or(i64::MAX);
-        sqlx::query_file!("sql/provision/listed.sql", provider, kind, machines)
-            .execute(self.pool())
-            .await
-            .doing("recording a provider's list")?;
-        Ok(())
+        let (lease, kind, what) = (lease.clone(), kind.to_owned(), "recording a provider's list");
+        self.transact(what, move |tx| {
+            let (lease, kind) = (lease.clone(), kind.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                sqlx::query_file!("sql/provision/listed.sql", lease.name, kind, machines)
+                    .execute(tx)
+                    .await
+                    .doing(what)?;
+                Ok(())
+            })
+        })
+        .await
     }
 
-    /// Writes down that a provider gave no list.
+    /// Writes down that a provider gave no list, under its provisioner's lease.
     pub async fn provider_list_failed(
         &self,
-        provider: &str,
+        lease: &NamedLease,
         kind: &str,
         error: &str,
     ) -> Result<(), BmdbError> {
-        sqlx::query_file!("sql/provision/list_failed.sql", provider, kind, error)
-            .execute(self.pool())
-            .await
-            .doing("recording a provider's error")?;
-        Ok(())
+        let (lease, kind, error) = (lease.clone(), kind.to_owned(), error.to_owned());
+        let what = "recording a provider's error";
+        self.transact(what, move |tx| {
+            let (lease, kind, error) = (lease.clone(), kind.clone(), error.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                sqlx::query_file!("sql/provision/list_failed.sql", lease.name, kind, error)
+                    .execute(tx)
+                    .await
+                    .doing(what)?;
+                Ok(())
+            })
+        })
+        .await
     }
 
-    /// Writes down why creation from a provider is stopped, or that it is not. Says whether that
-    /// is another statement than before.
+    /// Writes down why creation from a provider is stopped, or that it is not, under its provisioner's
+    /// lease: a list that somebody read before he lost it releases no brake that another list engaged.
+    /// Says whether that is another statement than before.
     pub async fn set_provisioner_brake(
         &self,
-        provider: &str,
+        lease: &NamedLease,
         brake: Option<&str>,
     ) -> Result<bool, BmdbError> {
-        let done = match brake {
-            Some(reason) => {
-                sqlx::query_file!("sql/provision/brake.sql", provider, reason).execute(self.pool()).await
-            }
-            None => sqlx::query_file!("sql/provision/release_brake.sql", provider).execute(self.pool()).await,
-        };
-        Ok(done.doing("recording a brake")?.rows_affected() > 0)
+        let (lease, brake, what) = (lease.clone(), brake.map(str::to_owned), "recording a brake");
+        self.transact(what, move |tx| {
+            let (lease, brake) = (lease.clone(), brake.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                let done = match brake {
+                    Some(reason) => {
+                        sqlx::query_file!("sql/provision/brake.sql", lease.name, reason).execute(tx).await
+                    }
+                    None => {
+                        sqlx::query_file!("sql/provision/release_brake.sql", lease.name).execute(tx).await
+                    }
+                };
+                Ok(done.doing(what)?.rows_affected() > 0)
+            })
+        })
+        .await
     }
 }
 
@@ -172,7 +206,7 @@ async fn insert(
         apply(tx, machine, change).await?;
     }
     reschedule(bmdb, tx, machine, &rows).await?;
-    tell(tx, machine, "Provided", &new.detail).await?;
+    tell(tx, machine, "Recorded", &new.detail).await?;
     Ok(machine)
 }
 

@@ -13,9 +13,10 @@ use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
 use crate::bmdb::policy::policy_of_version;
+use crate::bmdb::session::guard;
 use crate::model::facts::MachineFacts;
-use crate::model::ids::MachineId;
-use crate::model::phase::Phase;
+use crate::model::ids::{MachineId, SessionId};
+use crate::model::phase::{Phase, phase_of};
 use crate::model::policy::Policy;
 use crate::model::process::{Lane, Process};
 use crate::model::schedule::{Armed, Due, RULES_VERSION, arm, next_due};
@@ -37,43 +38,87 @@ pub(crate) struct DueRow {
     pub(crate) fence: i64,
 }
 
+/// A due row as it is stored.
+#[derive(Debug)]
+pub(crate) struct StoredRow {
+    pub(crate) machine_id: Uuid,
+    lane: String,
+    process: Option<String>,
+    provider: String,
+    priority: i64,
+    ready_at: Option<Timestamp>,
+    timer: bool,
+    reason: String,
+    deadline: Option<Timestamp>,
+    phase_index: String,
+    rules_version: i64,
+    policy_version: i64,
+    lease_session: Option<Uuid>,
+    fence: i64,
+}
+
+impl StoredRow {
+    /// Fails when it follows rules newer than ours.
+    pub(crate) fn understood(self) -> Result<DueRow, BmdbError> {
+        let known = i64::from(RULES_VERSION);
+        if self.rules_version > known {
+            return Err(BmdbError::NewerRules { found: self.rules_version, known });
+        }
+        let lane = self.lane.parse().map_err(|error| BmdbError::Corrupt(format!("{error}")))?;
+        // A process that only a newer release knows is armed anew by the rules we have.
+        let process = self.process.and_then(|process| process.parse::<Process>().ok());
+        Ok(DueRow {
+            lane,
+            armed: Armed { process, ready_at: self.ready_at, timer: self.timer },
+            provider: self.provider,
+            priority: self.priority,
+            reason: self.reason,
+            deadline: self.deadline,
+            phase_index: self.phase_index,
+            rules_version: self.rules_version,
+            policy_version: self.policy_version,
+            lease_session: self.lease_session,
+            fence: self.fence,
+        })
+    }
+}
+
+/// The due rows of many machines, without locks.
+pub(crate) async fn stored_rows(
+    connection: &mut PgConnection,
+    machines: &[Uuid],
+) -> Result<Vec<StoredRow>, sqlx::Error> {
+    sqlx::query_file_as!(StoredRow, "sql/schedule/page.sql", machines).fetch_all(connection).await
+}
+
 /// Locks a machine's due rows, in lane order. Fails when there is no such machine, or when its
 /// schedule follows rules newer than ours.
 pub(crate) async fn lock(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<DueRow>, BmdbError> {
-    let rows = sqlx::query_file!("sql/schedule/lock.sql", machine.0)
+    let rows = sqlx::query_file_as!(StoredRow, "sql/schedule/lock.sql", machine.0)
         .fetch_all(tx)
         .await
         .doing("locking a machine's schedule")?;
     if rows.is_empty() {
         return Err(BmdbError::NoSuchMachine(machine.to_string()));
     }
-    rows.into_iter()
-        .map(|row| {
-            let known = i64::from(RULES_VERSION);
-            if row.rules_version > known {
-                return Err(BmdbError::NewerRules { found: row.rules_version, known });
-            }
-            let lane: Lane = row.lane.parse().map_err(|error| BmdbError::Corrupt(format!("{error}")))?;
-            Ok(DueRow {
-                lane,
-                // A process that only a newer release knows is armed anew by the rules we have.
-                armed: Armed {
-                    process: row.process.and_then(|process| process.parse::<Process>().ok()),
-                    ready_at: row.ready_at,
-                    timer: row.timer,
-                },
-                provider: row.provider,
-                priority: row.priority,
-                reason: row.reason,
-                deadline: row.deadline,
-                phase_index: row.phase_index,
-                rules_version: row.rules_version,
-                policy_version: row.policy_version,
-                lease_session: row.lease_session,
-                fence: row.fence,
-            })
-        })
-        .collect()
+    rows.into_iter().map(StoredRow::understood).collect()
+}
+
+/// As [`lock`], for a session: its row is locked first, and that it is over is an error.
+pub(crate) async fn lock_under(
+    tx: &mut PgConnection,
+    session: SessionId,
+    machine: MachineId,
+) -> Result<Vec<DueRow>, BmdbError> {
+    let rows = sqlx::query_file_as!(StoredRow, "sql/schedule/lock_under.sql", session.0, machine.0)
+        .fetch_all(&mut *tx)
+        .await
+        .doing("locking a machine's schedule")?;
+    if rows.is_empty() {
+        guard(tx, session).await?;
+        return Err(BmdbError::NoSuchMachine(machine.to_string()));
+    }
+    rows.into_iter().map(StoredRow::understood).collect()
 }
 
 /// What a rescheduling found and wrote.
@@ -89,7 +134,8 @@ pub(crate) struct Rescheduled {
     pub(crate) drifted: Vec<Lane>,
 }
 
-/// Reads the facts as they are now in this transaction, and writes what both lanes are due for.
+/// Reads the facts as they are now in this transaction, writes what both lanes are due for, and
+/// announces what is due now.
 pub(crate) async fn reschedule(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
@@ -97,23 +143,96 @@ pub(crate) async fn reschedule(
     rows: &[DueRow],
 ) -> Result<Rescheduled, BmdbError> {
     let snapshot = read(tx, machine).await?;
+    let (result, _) = write_schedule(bmdb, tx, rows, snapshot, None).await?;
+    announce(bmdb, tx, &result.armed_now).await?;
+    Ok(result)
+}
+
+/// What was decided for a machine and written to its lanes, but for the one whose work ends: the
+/// statement that ends it writes that one.
+#[derive(Debug)]
+pub(crate) struct LastLane {
+    pub(crate) plan: RowPlan,
+    pub(crate) policy_version: i64,
+}
+
+/// As [`reschedule`], at the end of a work item of `ended`, from facts read after their changes. What
+/// the item's own lane is due for is returned and not written.
+///
+/// A notification makes a commit wait for every other one that notifies: PostgreSQL holds one lock for
+/// the whole server from before such a commit to after its write to disk. Work ends thousands of times a
+/// second, and often due again for the same process, whose loop is awake and looks again by itself; that
+/// is not announced. That the machine passes on to another process is: it happens a few times in its
+/// life, and that process's loop may be asleep for seconds.
+pub(crate) async fn reschedule_after(
+    ended: Process,
+    bmdb: &Bmdb,
+    tx: &mut PgConnection,
+    rows: &[DueRow],
+    snapshot: Snapshot,
+) -> Result<LastLane, BmdbError> {
+    let (mut result, plan) = write_schedule(bmdb, tx, rows, snapshot, Some(ended.lane())).await?;
+    result.armed_now.retain(|process| *process != ended);
+    announce(bmdb, tx, &result.armed_now).await?;
+    // The lane's row is locked, and was found to be held.
+    let plan = plan.ok_or(BmdbError::LeaseLost)?;
+    Ok(LastLane { plan, policy_version: result.snapshot.policy_version })
+}
+
+async fn announce(bmdb: &Bmdb, tx: &mut PgConnection, armed: &[Process]) -> Result<(), BmdbError> {
+    if bmdb.dialect().notify {
+        for process in armed {
+            sqlx::query_file!("sql/schedule/notify.sql", process.as_str())
+                .fetch_one(&mut *tx)
+                .await
+                .doing("announcing due work")?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes each lane whose row differs from what the facts demand, and history of a new phase. The plan of
+/// the lane `kept_back` is returned instead.
+async fn write_schedule(
+    bmdb: &Bmdb,
+    tx: &mut PgConnection,
+    rows: &[DueRow],
+    mut snapshot: Snapshot,
+    kept_back: Option<Lane>,
+) -> Result<(Rescheduled, Option<RowPlan>), BmdbError> {
+    let machine = snapshot.facts.machine;
     let policy = policy_of_version(bmdb, tx, snapshot.policy_version).await?;
+    if falls_silent(rows, &snapshot, &policy) {
+        // A heartbeat that is being stored at this moment is in nobody's facts yet, and its group has
+        // seen the machine's row as it was: the two would pass each other.
+        sqlx::query_file!("sql/heartbeat/lock_one.sql", machine.0)
+            .fetch_optional(&mut *tx)
+            .await
+            .doing("keeping heartbeats out")?;
+        snapshot = read(tx, machine).await?;
+    }
     let mut result = Rescheduled { snapshot, phase_change: None, armed_now: Vec::new(), drifted: Vec::new() };
+    let mut last = None;
     for row in rows {
         let plan = plan_row(row, &result.snapshot, &policy);
-        let Some(plan) = plan else { continue };
-        if row.lane == Lane::Access && row.phase_index != plan.due.phase.as_str() {
-            result.phase_change = Some((row.phase_index.clone(), plan.due.phase));
+        if !plan.same {
+            if row.lane == Lane::Access && row.phase_index != plan.due.phase.as_str() {
+                result.phase_change = Some((row.phase_index.clone(), plan.due.phase));
+            }
+            if plan.drifted {
+                result.drifted.push(row.lane);
+            }
+            if plan.ready_at.is_some_and(|ready| ready <= result.snapshot.now)
+                && (row.armed.process != plan.due.process || row.armed.ready_at != plan.ready_at)
+            {
+                result.armed_now.extend(plan.due.process);
+            }
         }
-        if plan.drifted {
-            result.drifted.push(row.lane);
+        if kept_back == Some(row.lane) {
+            last = Some(plan);
+        } else if !plan.same {
+            write(tx, machine, row.lane, &plan, &result.snapshot).await?;
         }
-        if plan.ready_at.is_some_and(|ready| ready <= result.snapshot.now)
-            && (row.armed.process != plan.due.process || row.armed.ready_at != plan.ready_at)
-        {
-            result.armed_now.extend(plan.due.process);
-        }
-        write(tx, machine, row.lane, &plan, &result.snapshot).await?;
     }
     if let Some((before, after)) = &result.phase_change {
         tell(
@@ -124,26 +243,34 @@ pub(crate) async fn reschedule(
         )
         .await?;
     }
-    if bmdb.dialect().notify {
-        for process in &result.armed_now {
-            sqlx::query_file!("sql/schedule/notify.sql", process.as_str())
-                .fetch_one(&mut *tx)
-                .await
-                .doing("announcing due work")?;
-        }
-    }
-    Ok(result)
+    Ok((result, last))
 }
 
-struct RowPlan {
-    due: Due,
-    ready_at: Option<Timestamp>,
-    provider: String,
+/// Whether these facts make a machine silent that nobody has found so yet.
+fn falls_silent(rows: &[DueRow], snapshot: &Snapshot, policy: &Policy) -> bool {
+    phase_of(&snapshot.facts, policy, snapshot.now) == Phase::Silent
+        && rows.iter().any(|row| row.lane == Lane::Access && row.phase_index != Phase::Silent.as_str())
+}
+
+/// What a row has to say.
+#[derive(Debug)]
+pub(crate) struct RowPlan {
+    pub(crate) due: Due,
+    pub(crate) ready_at: Option<Timestamp>,
+    pub(crate) provider: String,
+    /// Whether it says all of it already.
+    same: bool,
     drifted: bool,
 }
 
-/// What to write to a row, or `None` when it says all of it already.
-fn plan_row(row: &DueRow, snapshot: &Snapshot, policy: &Policy) -> Option<RowPlan> {
+impl RowPlan {
+    /// Where in the code it was decided, as it is stored.
+    pub(crate) fn decided_at(&self) -> String {
+        format!("{}:{}", self.due.decided_at.file(), self.due.decided_at.line())
+    }
+}
+
+fn plan_row(row: &DueRow, snapshot: &Snapshot, policy: &Policy) -> RowPlan {
     let Snapshot { facts, now, policy_version } = snapshot;
     let due = next_due(facts, row.lane, policy, *now);
     let ready_at = arm(&row.armed, &due, *now);
@@ -158,11 +285,8 @@ fn plan_row(row: &DueRow, snapshot: &Snapshot, policy: &Policy) -> Option<RowPla
         && row.phase_index == due.phase.as_str()
         && row.rules_version == i64::from(RULES_VERSION)
         && row.policy_version == *policy_version;
-    if same {
-        return None;
-    }
-    let drifted = drift_of(row, &due, *policy_version);
-    Some(RowPlan { due, ready_at, provider, drifted })
+    let drifted = !same && drift_of(row, &due, *policy_version);
+    RowPlan { due, ready_at, provider, same, drifted }
 }
 
 /// Whether a row contradicts the facts under the same rules and policy. An earlier `ready_at` on a
@@ -184,18 +308,17 @@ pub(crate) fn differs(
     now: Timestamp,
 ) -> bool {
     let snapshot = Snapshot { facts: facts.clone(), now, policy_version };
-    plan_row(row, &snapshot, policy).is_some_and(|plan| {
-        // A timer that lags behind heartbeats says all it must.
-        let lagging = plan.due.timer
-            && row.armed.timer
-            && row.armed.process == plan.due.process
-            && row.armed.ready_at <= plan.ready_at
-            && row.priority == i64::from(plan.due.priority)
-            && row.phase_index == plan.due.phase.as_str()
-            && row.policy_version == policy_version
-            && row.rules_version == i64::from(RULES_VERSION);
-        !lagging
-    })
+    let plan = plan_row(row, &snapshot, policy);
+    // A timer that lags behind heartbeats says all it must.
+    let lagging = plan.due.timer
+        && row.armed.timer
+        && row.armed.process == plan.due.process
+        && row.armed.ready_at <= plan.ready_at
+        && row.priority == i64::from(plan.due.priority)
+        && row.phase_index == plan.due.phase.as_str()
+        && row.policy_version == policy_version
+        && row.rules_version == i64::from(RULES_VERSION);
+    !plan.same && !lagging
 }
 
 fn phase_reason(snapshot: &Snapshot, policy: &Policy) -> String {
@@ -220,7 +343,7 @@ async fn write(
         plan.ready_at,
         due.timer,
         due.reason,
-        format!("{}:{}", due.decided_at.file(), due.decided_at.line()),
+        plan.decided_at(),
         due.deadline,
         due.phase.as_str(),
         i64::from(RULES_VERSION),

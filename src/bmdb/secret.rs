@@ -148,10 +148,15 @@ impl SecretsKey {
 
     /// The secret of that name, opened, if there is one.
     pub async fn get(&self, bmdb: &Bmdb, name: &str) -> Result<Option<SecretSlice<u8>>, SecretError> {
-        let sealed = sqlx::query_file_scalar!("sql/secret/read.sql", name)
-            .fetch_optional(bmdb.pool())
-            .await
-            .doing("reading a sealed secret")?;
+        let row = name.to_owned();
+        let sealed = bmdb
+            .statement("reading a sealed secret", move |pool| {
+                let row = row.clone();
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("sql/secret/read.sql", row).fetch_optional(pool).await
+                })
+            })
+            .await?;
         sealed.map(|sealed| self.unseal(name, &sealed)).transpose()
     }
 

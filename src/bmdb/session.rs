@@ -164,6 +164,11 @@ impl Sessions {
         self.inner.process
     }
 
+    /// The sessions that are neither closed nor lost.
+    pub(crate) fn open(&self) -> Vec<Session> {
+        lock(&self.inner.open).values().cloned().collect()
+    }
+
     /// Starts a session for `component`.
     pub async fn start(&self, component: &str, details: serde_json::Value) -> Result<Session, BmdbError> {
         let id = SessionId::generate();

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::model::time::Span;
 
 impl Bmdb {
     /// Machines whose agent we expect to hear, by provider. Reads an index over the whole fleet.
     pub async fn watched_machines(&self) -> Result<BTreeMap<String, u64>, BmdbError> {
-        let rows = sqlx::query_file!("sql/recovery/watched.sql")
-            .fetch_all(self.pool())
-            .await
-            .doing("counting watched machines")?;
+        let rows = self
+            .statement("counting watched machines", |pool| {
+                Box::pin(async move { sqlx::query_file!("sql/recovery/watched.sql").fetch_all(pool).await })
+            })
+            .await?;
         Ok(rows.into_iter().map(|row| (row.provider, u64::try_from(row.count).unwrap_or(0))).collect())
     }
 
@@ -20,30 +21,37 @@ impl Bmdb {
     pub async fn lately_silent(&self, window: Span) -> Result<BTreeMap<String, u64>, BmdbError> {
         #[expect(clippy::cast_precision_loss, reason = "a window in milliseconds is far below 2^52")]
         let window = window.0.as_millis() as f64;
-        let rows = sqlx::query_file!("sql/recovery/lately_silent.sql", window)
-            .fetch_all(self.pool())
-            .await
-            .doing("counting silent machines")?;
+        let rows = self
+            .statement("counting silent machines", move |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("sql/recovery/lately_silent.sql", window).fetch_all(pool).await
+                })
+            })
+            .await?;
         Ok(rows.into_iter().map(|row| (row.provider, u64::try_from(row.count).unwrap_or(0))).collect())
     }
 
     /// Writes down that recovery is held for `scope` (a provider, or `*`), or that it is not. Says
     /// whether a brake was released.
     pub async fn set_recovery_brake(&self, scope: &str, brake: Option<&str>) -> Result<bool, BmdbError> {
-        let what = "recording a brake";
-        match brake {
-            Some(reason) => {
-                sqlx::query_file!("sql/recovery/engage_brake.sql", scope, reason)
-                    .execute(self.pool())
-                    .await
-                    .doing(what)?;
-                Ok(false)
-            }
-            None => Ok(sqlx::query_file!("sql/recovery/release_brake.sql", scope)
-                .fetch_optional(self.pool())
-                .await
-                .doing(what)?
-                .is_some()),
-        }
+        let (scope, brake) = (scope.to_owned(), brake.map(str::to_owned));
+        self.statement("recording a brake", move |pool| {
+            let (scope, brake) = (scope.clone(), brake.clone());
+            Box::pin(async move {
+                match brake {
+                    Some(reason) => {
+                        sqlx::query_file!("sql/recovery/engage_brake.sql", scope, reason)
+                            .execute(pool)
+                            .await?;
+                        Ok(false)
+                    }
+                    None => Ok(sqlx::query_file!("sql/recovery/release_brake.sql", scope)
+                        .fetch_optional(pool)
+                        .await?
+                        .is_some()),
+                }
+            })
+        })
+        .await
     }
 }

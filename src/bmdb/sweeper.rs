@@ -11,10 +11,8 @@ use std::collections::HashMap;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
-use crate::bmdb::schedule::{DueRow, differs, lock, reschedule};
+use crate::bmdb::schedule::{DueRow, differs, lock, reschedule, stored_rows};
 use crate::model::ids::MachineId;
-use crate::model::process::Process;
-use crate::model::schedule::{Armed, RULES_VERSION};
 
 /// What a page of the sweep found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +23,8 @@ pub struct Swept {
     pub repaired: usize,
     /// Lanes that contradicted their facts although rules and policy were the same.
     pub drifted: usize,
+    /// Machines whose schedule a newer release decided, which are left to it.
+    pub newer: usize,
     /// The last machine of the page; `None` when it was the last page.
     pub continue_after: Option<MachineId>,
 }
@@ -42,6 +42,10 @@ impl Bmdb {
         let (version, policy) = self.policy();
         for snapshot in snapshots {
             let machine = snapshot.facts.machine;
+            if rows.get(&machine).is_some_and(Vec::is_empty) {
+                swept.newer += 1;
+                continue;
+            }
             let wrong = rows.get(&machine).is_none_or(|rows| {
                 rows.iter().any(|row| differs(&snapshot.facts, row, &policy, version, snapshot.now))
             });
@@ -53,7 +57,8 @@ impl Bmdb {
                     swept.repaired += 1;
                     swept.drifted += drifted;
                 }
-                Err(BmdbError::NewerRules { .. } | BmdbError::NoSuchMachine(_)) => {}
+                Err(BmdbError::NewerRules { .. }) => swept.newer += 1,
+                Err(BmdbError::NoSuchMachine(_)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -65,36 +70,18 @@ impl Bmdb {
         let found = self
             .statement("reading a page of the schedule", move |pool| {
                 let ids = ids.clone();
-                Box::pin(
-                    async move { sqlx::query_file!("sql/schedule/page.sql", &ids).fetch_all(pool).await },
-                )
+                Box::pin(async move { stored_rows(pool, &ids).await })
             })
             .await?;
         let mut rows: HashMap<MachineId, Vec<DueRow>> = HashMap::new();
         for row in found {
-            // A newer release's row is not ours to judge: it is left out on both sides.
-            if row.rules_version > i64::from(RULES_VERSION) {
-                rows.entry(MachineId(row.machine_id)).or_default();
-                continue;
+            let of_machine = rows.entry(MachineId(row.machine_id)).or_default();
+            match row.understood() {
+                Ok(row) => of_machine.push(row),
+                // A newer release's row is not ours to judge: it is left out on both sides.
+                Err(BmdbError::NewerRules { .. }) => {}
+                Err(error) => return Err(error),
             }
-            let lane = row.lane.parse().map_err(|error| BmdbError::Corrupt(format!("{error}")))?;
-            rows.entry(MachineId(row.machine_id)).or_default().push(DueRow {
-                lane,
-                armed: Armed {
-                    process: row.process.and_then(|process| process.parse::<Process>().ok()),
-                    ready_at: row.ready_at,
-                    timer: row.timer,
-                },
-                provider: row.provider,
-                priority: row.priority,
-                reason: row.reason,
-                deadline: row.deadline,
-                phase_index: row.phase_index,
-                rules_version: row.rules_version,
-                policy_version: row.policy_version,
-                lease_session: row.lease_session,
-                fence: row.fence,
-            });
         }
         Ok(rows)
     }

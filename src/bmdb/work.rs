@@ -18,17 +18,23 @@ use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::change::{FactChange, apply};
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::ending::{Ending, end_in_database, storable};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
-use crate::bmdb::policy::policy_of_version;
-use crate::bmdb::schedule::{lock, reschedule, tell};
-use crate::bmdb::session::{Abandoned, LiveWork, Session, Sessions, guard, lock as lock_mutex};
-use crate::model::backoff::{Backoff, BackoffFact};
+use crate::bmdb::lease::{NamedLease, lock_lease};
+use crate::bmdb::schedule::{DueRow, lock, lock_under, reschedule, tell};
+use crate::bmdb::session::{Abandoned, LiveWork, Session, Sessions, lock as lock_mutex};
+use crate::model::backoff::Backoff;
 use crate::model::facts::Postponement;
 use crate::model::ids::{MachineId, SessionId};
 use crate::model::process::{Lane, Process};
 use crate::model::time::Timestamp;
+
+/// The pause before an end that could not be written is tried again; it doubles up to the longest.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// See [`FIRST_PAUSE`].
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Changes to write and lines of history to add, decided on a snapshot.
 #[derive(Clone, Debug, Default)]
@@ -58,14 +64,6 @@ pub struct Work {
     process: Process,
     live: LiveWork,
     ended: bool,
-}
-
-/// How a work item ends.
-#[derive(Clone, Debug)]
-enum Ending {
-    Finished { changes: Vec<FactChange>, detail: String },
-    PutOff { changes: Vec<FactChange>, wait: Postponement },
-    Failed { changes: Vec<FactChange>, cause: String, backoff: Option<Backoff>, roll: f64 },
 }
 
 impl Work {
@@ -128,16 +126,30 @@ impl Work {
         self.live.because.get().map(String::as_str)
     }
 
-    /// Fails when no outward call may begin: the work was told to stop, or its lease was not
-    /// renewed for so long that a call begun now could be overtaken by its loss.
-    pub fn may_call_out(&self) -> Result<(), BmdbError> {
+    /// How long an outward call may take that would take `limit` at the most, if it begins now.
+    ///
+    /// A machine whose session was lost is nobody else's before the session's end and the policy's
+    /// outward limit after it. So a call that nobody can call back, and that nobody is there to cut
+    /// off because the lease is renewed no more, must be over by then; what a machine itself refuses
+    /// by its fence may take longer. Fails when none may begin: the work was told to stop, or its
+    /// session is over.
+    pub fn may_call_out(&self, limit: Duration) -> Result<Duration, BmdbError> {
         if self.live.cancel.is_cancelled() {
             return Err(BmdbError::LeaseLost);
         }
-        if self.session.remaining() < self.session.state.interval / 4 {
+        let remaining = self.session.remaining();
+        if remaining.is_zero() {
             return Err(BmdbError::SessionOver);
         }
-        Ok(())
+        let (_, policy) = self.bmdb().policy();
+        Ok(limit.min(remaining + policy.outward_limit.0))
+    }
+
+    /// Makes an outward call that takes `limit` at the most, if it may begin now, and cuts it off
+    /// when [`Work::may_call_out`] says so.
+    pub async fn call_out<F: Future>(&self, limit: Duration, call: F) -> Result<F::Output, BmdbError> {
+        let granted = self.may_call_out(limit)?;
+        tokio::time::timeout(granted, call).await.map_err(|_| BmdbError::CutOff { after: granted })
     }
 
     pub(crate) fn lease(&self) -> Lease {
@@ -155,7 +167,7 @@ impl Work {
         T: Send + 'static,
         F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
     {
-        change_machine(self.bmdb(), Some(self.lease()), self.machine, decide).await
+        change_machine(self.bmdb(), Under::Work(self.lease()), self.machine, decide).await
     }
 
     /// Ends the work as done: clears the process's backoff and postponement, writes `changes`.
@@ -193,14 +205,31 @@ impl Work {
     pub async fn cancel(mut self, because: impl Into<String>) -> Result<(), BmdbError> {
         let lease = self.lease();
         let because = storable(because.into());
-        let result =
-            cancel_in_database(self.bmdb(), lease.session, self.machine, lease.lane, lease.fence, &because)
-                .await;
-        // On an error Drop hands it to the canceller, which tries until the session is over.
-        if result.is_ok() {
-            self.forget();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            // Cancelling twice does no harm, so it does not matter whether an answer was only lost.
+            let cancelled = cancel_in_database(
+                self.bmdb(),
+                lease.session,
+                self.machine,
+                lease.lane,
+                lease.fence,
+                &because,
+            );
+            match cancelled.await {
+                Ok(_) => {
+                    self.forget();
+                    return Ok(());
+                }
+                Err(error) if error.is_transient() && !self.session.lost().is_cancelled() => {
+                    tracing::debug!(machine = %self.machine, %error, "cannot cancel work; trying again");
+                }
+                // Drop hands it to the canceller, which tries until the session is over.
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        result.map(drop)
     }
 
     fn forget(&mut self) {
@@ -213,7 +242,7 @@ impl Work {
     }
 
     async fn end(mut self, ending: Ending) -> Result<(), BmdbError> {
-        let mut pause = Duration::from_millis(20);
+        let mut pause = FIRST_PAUSE;
         loop {
             let error =
                 match end_in_database(self.bmdb(), self.lease(), self.machine, self.process, &ending).await {
@@ -246,7 +275,7 @@ impl Work {
                 Err(_) => {}
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(1));
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -275,12 +304,6 @@ impl Work {
     }
 }
 
-/// A text as the database takes it: what a machine or a provider said may hold the one character that
-/// no database text can, and its work must end all the same.
-fn storable(text: String) -> String {
-    if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
-}
-
 enum Became {
     Ours,
     StillHeld,
@@ -305,89 +328,18 @@ impl Drop for Work {
     }
 }
 
-async fn end_in_database(
-    bmdb: &Bmdb,
+/// Locks a machine's due rows under a lease. Fails when its session is over, or when none of them is held
+/// by it.
+pub(crate) async fn lock_leased(
+    tx: &mut PgConnection,
     lease: Lease,
     machine: MachineId,
-    process: Process,
-    ending: &Ending,
-) -> Result<(), BmdbError> {
-    let (inner, ending) = (bmdb.clone(), ending.clone());
-    bmdb.transact("ending work", move |tx| {
-        let (bmdb, ending) = (inner.clone(), ending.clone());
-        Box::pin(async move {
-            guard(tx, lease.session).await?;
-            let rows = lock(tx, machine).await?;
-            check_lease(&rows, lease)?;
-            let (event, detail, changes) = match ending {
-                Ending::Finished { mut changes, detail } => {
-                    changes.push(FactChange::BackoffCleared(process));
-                    changes.push(FactChange::PostponementCleared(process));
-                    ("Finished", detail, changes)
-                }
-                Ending::PutOff { mut changes, wait } => {
-                    let detail = wait.reason.clone();
-                    changes.push(FactChange::Postponed(process, wait));
-                    ("PutOff", detail, changes)
-                }
-                Ending::Failed { mut changes, cause, backoff, roll } => {
-                    let before = read(tx, machine).await?;
-                    // By the row, not by what was read of it last: a process that has only just
-                    // connected knows nothing but the defaults.
-                    let policy = policy_of_version(&bmdb, tx, before.policy_version).await?;
-                    let backoff = backoff.unwrap_or_else(|| policy.backoff_of(process));
-                    let previous = before.facts.backoffs.get(&process);
-                    let fact =
-                        BackoffFact::after_failure(previous, &backoff, cause.clone(), before.now, roll);
-                    changes.push(FactChange::Backoff(process, fact));
-                    changes.push(FactChange::PostponementCleared(process));
-                    ("Failed", cause, changes)
-                }
-            };
-            for change in &changes {
-                apply(tx, machine, change).await?;
-            }
-            reschedule(&bmdb, tx, machine, &rows).await?;
-            give_back(tx, machine, lease).await?;
-            sqlx::query_file!(
-                "sql/history/end_work.sql",
-                machine.0,
-                event,
-                lease.lane.as_str(),
-                lease.fence,
-                process.as_str(),
-                lease.session.0,
-                detail
-            )
-            .execute(tx)
-            .await
-            .doing("writing history")?;
-            Ok(())
-        })
-    })
-    .await
-}
-
-/// Fails unless one of the locked rows is held by this lease.
-pub(crate) fn check_lease(rows: &[crate::bmdb::schedule::DueRow], lease: Lease) -> Result<(), BmdbError> {
+) -> Result<Vec<DueRow>, BmdbError> {
+    let rows = lock_under(tx, lease.session, machine).await?;
     let held = rows.iter().any(|row| {
         row.lane == lease.lane && row.lease_session == Some(lease.session.0) && row.fence == lease.fence
     });
-    if held { Ok(()) } else { Err(BmdbError::LeaseLost) }
-}
-
-async fn give_back(tx: &mut PgConnection, machine: MachineId, lease: Lease) -> Result<(), BmdbError> {
-    let (lane, session) = (lease.lane.as_str(), lease.session.0);
-    let what = "giving back a lease";
-    let freed = sqlx::query_file!("sql/work/end.sql", machine.0, lane, session, lease.fence)
-        .fetch_optional(&mut *tx)
-        .await
-        .doing(what)?;
-    let deleted = sqlx::query_file!("sql/work/delete.sql", machine.0, lane, session, lease.fence)
-        .fetch_optional(tx)
-        .await
-        .doing(what)?;
-    if freed.is_some() && deleted.is_some() { Ok(()) } else { Err(BmdbError::LeaseLost) }
+    if held { Ok(rows) } else { Err(BmdbError::LeaseLost) }
 }
 
 /// Cancels a work item, if the session still holds it. Says whether it did.
@@ -429,13 +381,37 @@ impl Bmdb {
         T: Send + 'static,
         F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
     {
-        change_machine(self, None, machine, decide).await
+        change_machine(self, Under::Nobody, machine, decide).await
     }
+
+    /// The same under a named lease: nothing is written once that is lost.
+    pub async fn change_machine_under<T, F>(
+        &self,
+        lease: &NamedLease,
+        machine: MachineId,
+        decide: F,
+    ) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
+    {
+        change_machine(self, Under::Named(lease.clone()), machine, decide).await
+    }
+}
+
+/// The right by which facts are changed.
+pub(crate) enum Under {
+    /// An operator's.
+    Nobody,
+    /// That of the work on the machine.
+    Work(Lease),
+    /// That of a named thing.
+    Named(NamedLease),
 }
 
 pub(crate) async fn change_machine<T, F>(
     bmdb: &Bmdb,
-    lease: Option<Lease>,
+    under: Under,
     machine: MachineId,
     decide: F,
 ) -> Result<T, BmdbError>
@@ -443,17 +419,18 @@ where
     T: Send + 'static,
     F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
 {
-    let (inner, decide) = (bmdb.clone(), Arc::new(decide));
+    let (inner, decide, under) = (bmdb.clone(), Arc::new(decide), Arc::new(under));
     bmdb.transact("changing facts", move |tx| {
-        let (bmdb, decide) = (inner.clone(), decide.clone());
+        let (bmdb, decide, under) = (inner.clone(), decide.clone(), under.clone());
         Box::pin(async move {
-            if let Some(lease) = lease {
-                guard(tx, lease.session).await?;
-            }
-            let rows = lock(tx, machine).await?;
-            if let Some(lease) = lease {
-                check_lease(&rows, lease)?;
-            }
+            let rows = match &*under {
+                Under::Nobody => lock(tx, machine).await?,
+                Under::Work(lease) => lock_leased(tx, *lease, machine).await?,
+                Under::Named(lease) => {
+                    lock_lease(tx, lease).await?;
+                    lock(tx, machine).await?
+                }
+            };
             let decision = decide(&read(tx, machine).await?);
             if decision.changes.is_empty() && decision.events.is_empty() {
                 return Ok(decision.answer);

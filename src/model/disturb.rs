@@ -173,6 +173,7 @@ mod tests {
             tries: 1,
             next_at: at(20),
             note: String::new(),
+            obstacle: None,
         });
         assert_eq!(ask(&facts, Disturbance::Reboot, &braked), None);
     }

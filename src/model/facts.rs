@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::model::backoff::BackoffFact;
 use crate::model::ids::MachineId;
+use crate::model::needs_human::Obstacle;
 use crate::model::policy::Disturbance;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
@@ -258,6 +259,10 @@ pub struct NeedsHuman {
     pub since: Timestamp,
     /// What was tried and what a person can do.
     pub reason: String,
+    /// What to decide by.
+    pub obstacle: Obstacle,
+    /// Since when its agent has reported again; `None` before its first report since then.
+    pub heard_since: Option<Timestamp>,
 }
 
 /// Tag `machine_recovery`.
@@ -275,6 +280,8 @@ pub struct Recovery {
     pub next_at: Timestamp,
     /// What happened so far, for people.
     pub note: String,
+    /// What stood in our way when the machine answered last; `None` when it did not answer, or nothing did.
+    pub obstacle: Option<Obstacle>,
 }
 
 /// The last thing a ladder did.

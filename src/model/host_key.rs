@@ -11,6 +11,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde::{Deserialize, Serialize};
 
+use crate::model::time::Timestamp;
+
 /// A public host key.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HostKey {
@@ -18,6 +20,19 @@ pub struct HostKey {
     pub algorithm: String,
     /// The key in SSH's wire format (RFC 4253, section 6.6), the algorithm's name included.
     pub key: Vec<u8>,
+}
+
+/// The host key that is believed for a machine, and one that is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinnedHostKey {
+    /// The key that is believed.
+    pub key: HostKey,
+    /// Why: `first-use`, `provider` or `allowed`.
+    pub source: String,
+    /// Since when.
+    pub pinned_at: Timestamp,
+    /// Another key that was offered and refused since, and when.
+    pub refused: Option<(HostKey, Timestamp)>,
 }
 
 impl HostKey {

@@ -27,7 +27,8 @@ pub struct Policy {
     /// Longest time an outward call may still be under way after the session that made it was
     /// lost; a machine freed by expiry is not claimed before.
     pub outward_limit: Span,
-    /// Longest time without a heartbeat commit that still counts as listening.
+    /// Longest time without a heartbeat commit that still counts as listening; see
+    /// [`Policy::effective_listening_gap`].
     pub listening_gap: Span,
     /// Look again at a machine whose provider status was complete and stable.
     pub update_interval_stable: Span,
@@ -49,6 +50,9 @@ pub struct Policy {
     pub budgets: BTreeMap<Disturbance, Budget>,
     /// When the provisioner suspects the provider's list.
     pub provisioner_brake: ProvisionerBrake,
+    /// How long history, settled intents and closed sessions are kept; see
+    /// [`Policy::effective_history_retention`].
+    pub history_retention: Span,
 }
 
 /// One step of the recovery ladder.
@@ -199,11 +203,30 @@ impl Default for Policy {
                 (Disturbance::PowerCycle, Budget { count: 10, window: Span::minutes(10) }),
             ]),
             provisioner_brake: ProvisionerBrake { discrepancies: 5, lost_fraction: 0.2 },
+            history_retention: Span::hours(180 * 24),
         }
     }
 }
 
 impl Policy {
+    /// Longest time without a heartbeat commit that counts as listening: never more than half of the
+    /// shortest limit of silence. Were it longer than such a limit, we could be away for just that
+    /// long and then take everybody who could not reach us for silent.
+    #[must_use]
+    pub fn effective_listening_gap(&self) -> Span {
+        let shortest = self.recovery_silence_timeout.0.min(self.recovery_first_heartbeat_timeout.0);
+        Span(self.listening_gap.0.min(shortest / 2))
+    }
+
+    /// How long what happened is kept: never shorter than any window that budgets and brakes look back
+    /// over, and a day at least, so that a night can be explained in the morning.
+    #[must_use]
+    pub fn effective_history_retention(&self) -> Span {
+        let windows = self.budgets.values().map(|budget| budget.window);
+        let looked_at = windows.chain([self.recovery_brake.window, Span::hours(24)]);
+        looked_at.fold(self.history_retention, Span::max)
+    }
+
     /// The growing delay of a process; the default's when the stored policy names none.
     #[must_use]
     pub fn backoff_of(&self, process: Process) -> Backoff {
@@ -224,6 +247,46 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn we_are_deaf_before_anybody_can_be_silent() {
+        let with = |silence: u64, first: u64, gap: u64| Policy {
+            recovery_silence_timeout: Span::seconds(silence),
+            recovery_first_heartbeat_timeout: Span::seconds(first),
+            listening_gap: Span::seconds(gap),
+            ..Policy::default()
+        };
+        for (silence, first, gap, effective) in [
+            (600, 1800, 60, 60),
+            (16, 1800, 60, 8),
+            (600, 20, 60, 10),
+            (120, 120, 60, 60),
+            (100, 120, 60, 50),
+        ] {
+            let policy = with(silence, first, gap);
+            assert_eq!(policy.effective_listening_gap(), Span::seconds(effective), "{silence} {first} {gap}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_forgotten_that_a_budget_or_a_brake_still_counts() {
+        let kept = |retention: Span, budget: Span, brake: Span| {
+            let mut policy = Policy { history_retention: retention, ..Policy::default() };
+            policy.budgets.insert(Disturbance::Reboot, Budget { count: 1, window: budget });
+            policy.recovery_brake.window = brake;
+            policy.effective_history_retention()
+        };
+        let (hour, day) = (Span::hours(1), Span::hours(24));
+        assert_eq!(Policy::default().effective_history_retention(), Span::hours(180 * 24));
+        for (retention, budget, brake, effective) in [
+            (Span::hours(48), hour, hour, Span::hours(48)),
+            (hour, hour, hour, day),
+            (Span::hours(48), Span::hours(72), hour, Span::hours(72)),
+            (Span::hours(48), hour, Span::hours(96), Span::hours(96)),
+        ] {
+            assert_eq!(kept(retention, budget, brake), effective, "{retention} {budget} {brake}");
+        }
+    }
 
     #[test]
     fn stored_policy_of_an_older_release_gets_defaults_for_what_it_lacks() {

@@ -9,8 +9,13 @@
 //! because a machine may well report once more while it shuts down. Only when
 //! the deadline has passed does a report from the old boot count, as proof that
 //! the machine needs no further step.
+//!
+//! A machine that answers, and then refuses us, is not climbed further on: its
+//! fault is our key, our program or our records, and no reboot mends those. What
+//! disturbs nobody is tried as often as the ladder says; then a person is called.
 
 use crate::model::facts::{Acted, MachineFacts, Recovery};
+use crate::model::needs_human::Obstacle;
 use crate::model::phase::silent_from;
 use crate::model::policy::{Disturbance, Policy, Rung};
 use crate::model::time::{Span, Timestamp, after};
@@ -67,8 +72,10 @@ pub enum RecoveryPlan {
         /// What is waited for.
         reason: String,
     },
-    /// Nothing is left to try.
-    Exhausted {
+    /// Nothing is left to try, or nothing that we may: a person is called.
+    CallPerson {
+        /// What stands in the way.
+        obstacle: Obstacle,
         /// What was tried, and what a person can do.
         reason: String,
     },
@@ -100,7 +107,7 @@ pub fn plan_recovery(facts: &MachineFacts, policy: &Policy, steps: Steps, now: T
 }
 
 /// Whether an agent was put on the machine in the boot that a step brought. Then it is that agent's
-/// turn: putting it there again would stop it, and near the deadline, where looks come every two
+/// turn: putting it there again would stop it, and with a short deadline, where looks come every two
 /// seconds, it would be stopped each time before it could report.
 fn enrolled_since(facts: &MachineFacts, acted: &Acted) -> bool {
     facts.agent_started.as_ref().is_some_and(|agent| {
@@ -110,7 +117,7 @@ fn enrolled_since(facts: &MachineFacts, acted: &Acted) -> bool {
     })
 }
 
-/// When to look at a machine again after a step: a tenth of the time it has, so that one that is
+/// When to look at a machine again after a step that gave it `limit`: a tenth of that, so that one that is
 /// back early is not left waiting, but no more often than every two seconds.
 #[must_use]
 pub fn look_again(now: Timestamp, deadline: Timestamp, limit: Span) -> Timestamp {
@@ -144,13 +151,20 @@ fn first_rung(policy: &Policy, steps: Steps) -> RecoveryPlan {
 }
 
 fn climb(recovery: &Recovery, policy: &Policy, steps: Steps) -> RecoveryPlan {
-    if let Some(what) = policy.rung(recovery.rung)
-        && steps.can(what.step)
-        && recovery.tries < what.tries
-    {
-        return RecoveryPlan::Act { rung: recovery.rung, what, attempt: recovery.tries + 1 };
+    let plan = match policy.rung(recovery.rung) {
+        Some(what) if steps.can(what.step) && recovery.tries < what.tries => {
+            RecoveryPlan::Act { rung: recovery.rung, what, attempt: recovery.tries + 1 }
+        }
+        _ => rung_from(policy, steps, recovery.rung + 1, &recovery.note),
+    };
+    let Some(obstacle) = &recovery.obstacle else { return plan };
+    match plan {
+        RecoveryPlan::Act { what, .. } if !what.step.reboots() => plan,
+        _ => RecoveryPlan::CallPerson {
+            obstacle: obstacle.clone(),
+            reason: format!("it answers, so that nothing stronger is tried: {}", recovery.note),
+        },
     }
-    rung_from(policy, steps, recovery.rung + 1, &recovery.note)
 }
 
 fn rung_from(policy: &Policy, steps: Steps, start: usize, note: &str) -> RecoveryPlan {
@@ -171,7 +185,7 @@ fn rung_from(policy: &Policy, steps: Steps, start: usize, note: &str) -> Recover
     } else {
         format!("tried in vain: {}", tried.join(", "))
     };
-    RecoveryPlan::Exhausted { reason: format!("{tried}; last: {note}") }
+    RecoveryPlan::CallPerson { obstacle: Obstacle::LadderExhausted, reason: format!("{tried}; last: {note}") }
 }
 
 #[cfg(test)]
@@ -209,6 +223,7 @@ mod tests {
             tries,
             next_at: at(1010),
             note: "no answer".into(),
+            obstacle: None,
         }
     }
 
@@ -288,13 +303,36 @@ mod tests {
     #[test]
     fn above_the_last_rung_stands_a_person() {
         let last = machine(Some(tried(2, Disturbance::PowerCycle, 2)));
-        let RecoveryPlan::Exhausted { reason } = plan_recovery(&last, &Policy::default(), ALL, at(1200))
+        let RecoveryPlan::CallPerson { obstacle, reason } =
+            plan_recovery(&last, &Policy::default(), ALL, at(1200))
         else {
             panic!("the ladder goes on");
         };
+        assert_eq!(obstacle, Obstacle::LadderExhausted);
         assert_eq!(reason, "tried in vain: restart-agent, reboot, power-cycle; last: no answer");
         let nothing = plan_recovery(&machine(None), &Policy::default(), Steps::default(), at(1200));
-        assert!(matches!(nothing, RecoveryPlan::Exhausted { .. }));
+        assert!(matches!(nothing, RecoveryPlan::CallPerson { obstacle: Obstacle::LadderExhausted, .. }));
+    }
+
+    #[test]
+    fn machine_that_answers_and_refuses_us_is_never_rebooted_for_it() {
+        use Disturbance::{PowerCycle, Reboot, RestartAgent};
+        let call = RecoveryPlan::CallPerson {
+            obstacle: Obstacle::LoginRefused,
+            reason: "it answers, so that nothing stronger is tried: no answer".into(),
+        };
+        for (name, recovery, expected) in [
+            ("a try is left that disturbs nobody", tried(0, RestartAgent, 1), act(0, 2)),
+            ("none is left", tried(0, RestartAgent, 2), call.clone()),
+            ("it came back from a reboot", tried(1, Reboot, 1), call.clone()),
+            ("it came back from the last power cycle", tried(2, PowerCycle, 2), call),
+        ] {
+            let refused = Recovery { obstacle: Some(Obstacle::LoginRefused), ..recovery };
+            let plan = plan_recovery(&machine(Some(refused)), &Policy::default(), ALL, at(1100));
+            assert_eq!(plan, expected, "{name}");
+        }
+        let silent = Recovery { obstacle: None, ..tried(0, RestartAgent, 2) };
+        assert_eq!(plan_recovery(&machine(Some(silent)), &Policy::default(), ALL, at(1100)), act(1, 1));
     }
 
     #[test]

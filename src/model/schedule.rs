@@ -26,7 +26,7 @@ use crate::model::time::{Timestamp, after};
 
 /// Version of the rules in this file. A binary neither claims nor rewrites a row written under a
 /// newer one. Raise it with every change that makes [`next_due`] answer differently.
-pub const RULES_VERSION: i32 = 1;
+pub const RULES_VERSION: i32 = 2;
 
 /// Buckets that the due rows of one (process, provider, priority) spread over.
 pub const BUCKETS: i16 = 8;
@@ -111,7 +111,14 @@ fn next_access(answer: &Answer, facts: &MachineFacts, policy: &Policy, now: Time
         return answer.wait(format!("quarantined until a person explains: {}", quarantine.reason));
     }
     if let Some(needs_human) = &facts.needs_human {
-        return answer.wait(format!("waits for a person: {}", needs_human.reason));
+        let reason = &needs_human.reason;
+        return answer.wait(match facts.agent_started {
+            None => format!("waits for a person: {reason}"),
+            Some(_) => format!(
+                "waits for a person, or for its agent to report for {} without a gap: {reason}",
+                policy.recovery_silence_timeout
+            ),
+        });
     }
     if let Some(recovery) = &facts.recovery {
         // A report that ends the ladder is acted on at once, not when the ladder looks next.
@@ -246,12 +253,18 @@ fn put_off(mut due: Due, facts: &MachineFacts, now: Timestamp) -> Due {
     }
 }
 
-/// A machine on which the work failed again and again yields to the others.
+/// A machine on which the work failed again and again yields to the others; and so does one that was
+/// rebooted and is waited for. A look at it may take until a time limit passes: a few of those that stay
+/// down would else keep every worker from the machines that a new agent is enough for.
 fn with_priority(mut due: Due, facts: &MachineFacts, policy: &Policy) -> Due {
-    if let Some(process) = due.process
-        && let Some(backoff) = facts.backoffs.get(&process)
-        && backoff.failures >= policy.low_priority_after_failures
-    {
+    let Some(process) = due.process else { return due };
+    let failed_often = facts
+        .backoffs
+        .get(&process)
+        .is_some_and(|backoff| backoff.failures >= policy.low_priority_after_failures);
+    let acted = facts.recovery.as_ref().and_then(|recovery| recovery.acted.as_ref());
+    let coming_up = process == Process::Recovery && acted.is_some_and(|acted| acted.step.reboots());
+    if failed_often || coming_up {
         due.priority = 2;
     }
     due
@@ -294,8 +307,12 @@ mod tests {
 
     use super::*;
     use crate::model::backoff::BackoffFact;
-    use crate::model::facts::{AgentStarted, Heartbeat, Hold, NeedsHuman, Provided, Quarantine};
+    use crate::model::facts::{
+        Acted, AgentStarted, Heartbeat, Hold, NeedsHuman, Provided, Quarantine, Recovery,
+    };
     use crate::model::ids::MachineId;
+    use crate::model::needs_human::Obstacle;
+    use crate::model::policy::Disturbance;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
@@ -402,7 +419,12 @@ mod tests {
         let mut quarantined = healthy();
         quarantined.quarantine = Some(Quarantine { since: at(0), reason: "twice".into() });
         let mut needs_human = healthy();
-        needs_human.needs_human = Some(NeedsHuman { since: at(0), reason: "dead".into() });
+        needs_human.needs_human = Some(NeedsHuman {
+            since: at(0),
+            reason: "dead".into(),
+            obstacle: Obstacle::LadderExhausted,
+            heard_since: None,
+        });
         let start = Some(Process::AgentStart);
         let recovery = Some(Process::Recovery);
         for (name, facts, expected) in [
@@ -418,6 +440,44 @@ mod tests {
             assert_eq!(access(&facts, 200), expected, "{name}");
         }
         assert_eq!(next_due(&failed, Lane::Access, &Policy::default(), at(20)).priority, 2);
+    }
+
+    #[test]
+    fn who_comes_up_from_a_reboot_yields_to_who_has_just_fallen_silent() {
+        let ladder = |step| {
+            let mut facts = healthy();
+            facts.recovery = Some(Recovery {
+                started_at: at(700),
+                rung: 1,
+                acted: Some(Acted { step, at: at(700), deadline: at(1600), boot_id_before: None }),
+                tries: 1,
+                next_at: at(760),
+                note: "waits for it to come up".into(),
+                obstacle: None,
+            });
+            next_due(&facts, Lane::Access, &Policy::default(), at(800)).priority
+        };
+        assert_eq!(next_due(&healthy(), Lane::Access, &Policy::default(), at(800)).priority, 1);
+        assert_eq!(ladder(Disturbance::RestartAgent), 1);
+        assert_eq!((ladder(Disturbance::Reboot), ladder(Disturbance::PowerCycle)), (2, 2));
+    }
+
+    #[test]
+    fn who_waits_for_a_person_says_how_else_that_may_end() {
+        let mut facts = provided();
+        facts.needs_human = Some(NeedsHuman {
+            since: at(0),
+            reason: "tried in vain".into(),
+            obstacle: Obstacle::LadderExhausted,
+            heard_since: None,
+        });
+        let reason = |facts: &MachineFacts| next_due(facts, Lane::Access, &Policy::default(), at(9)).reason;
+        assert_eq!(reason(&facts), "waits for a person: tried in vain");
+        facts.agent_started = with_agent().agent_started;
+        assert_eq!(
+            reason(&facts),
+            "waits for a person, or for its agent to report for 10m without a gap: tried in vain"
+        );
     }
 
     #[test]

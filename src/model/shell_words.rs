@@ -40,6 +40,17 @@ pub fn quote(word: &str) -> Result<String, NulInWord> {
     Ok(quoted)
 }
 
+/// One word as a person would write it: bare where that is safe, quoted elsewhere.
+#[must_use]
+pub fn word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    // What holds a NUL cannot be typed; without it the rest can at least be read.
+    quote(text).unwrap_or_else(|_| text.replace('\0', ""))
+}
+
 /// Quotes an argument vector into one command line.
 ///
 /// # Errors
@@ -93,6 +104,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn only_odd_words_are_quoted() {
+        for (text, expected) in [
+            ("sim/sim-0007", "sim/sim-0007"),
+            ("rack a/1", "'rack a/1'"),
+            ("it's", r"'it'\''s'"),
+            ("$(reboot)", "'$(reboot)'"),
+            ("", "''"),
+        ] {
+            assert_eq!(word(text), expected);
+        }
+    }
 
     fn printed_by_sh(command: &str) -> Vec<u8> {
         let output = Command::new("/bin/sh").arg("-c").arg(command).output().unwrap();

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -27,6 +27,13 @@ pub fn before(at: Timestamp, by: Duration) -> Timestamp {
 #[must_use]
 pub fn between(from: Timestamp, to: Timestamp) -> Duration {
     (to - from).to_std().unwrap_or(Duration::ZERO)
+}
+
+/// Milliseconds from 1970-01-01 UTC to a moment of a host's clock, as role servers are told them; 1 before.
+#[must_use]
+pub fn unix_milliseconds(at: SystemTime) -> i64 {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX).max(1)
 }
 
 /// A span of time in the form of flags and configuration: `250ms`, `30m`, `1h30m`.

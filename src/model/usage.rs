@@ -2,7 +2,8 @@
 //!
 //! The parser's own messages take five lines and repeat every flag that was
 //! given. A person needs to know which word is wrong, what would be right, and
-//! where to read on.
+//! where to read on. A word that may hold a password, as a URL does whose flag
+//! was forgotten, is not repeated.
 
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -37,14 +38,20 @@ fn problem(error: &clap::Error) -> String {
         ErrorKind::UnknownArgument if flag.starts_with('-') => {
             format!("there is no flag {flag}{}", meant(first(ContextKind::SuggestedArg)))
         }
-        ErrorKind::UnknownArgument => format!("{flag:?} is one word too many"),
+        ErrorKind::UnknownArgument => format!("{:?} is one word too many", shown(&flag)),
         ErrorKind::InvalidSubcommand => {
             let word = first(ContextKind::InvalidSubcommand).unwrap_or_default();
-            format!("there is no command {word:?}{}", meant(first(ContextKind::SuggestedSubcommand)))
+            format!(
+                "there is no command {:?}{}",
+                shown(&word),
+                meant(first(ContextKind::SuggestedSubcommand))
+            )
         }
         ErrorKind::InvalidValue if value.is_empty() => format!("{flag} needs a value"),
         ErrorKind::InvalidValue => {
-            format!("{flag} cannot be {value:?}; it is one of {}", all(ContextKind::ValidValue).join(", "))
+            let name = flag.split(' ').next().unwrap_or_default();
+            let value = shown(&value);
+            format!("{name} cannot be {value:?}; it is one of {}", all(ContextKind::ValidValue).join(", "))
         }
         ErrorKind::ValueValidation => {
             let why = error.source().map(ToString::to_string).unwrap_or_default();
@@ -77,8 +84,20 @@ fn known(flag: &str, why: String) -> String {
         "it is no ADDRESS:PORT; write for example 127.0.0.1:9090 or [::1]:9090".to_owned()
     } else if why == "invalid digit found in string" {
         "it is no whole number".to_owned()
+    } else if let Some((first, last)) =
+        why.split_once(" is not in ").and_then(|(_, range)| range.split_once("..="))
+    {
+        format!("give a number from {first} to {last}")
     } else {
         why
+    }
+}
+
+/// A word without what stands between `://` and `@`.
+fn shown(word: &str) -> String {
+    match word.split_once("://") {
+        Some((scheme, rest)) if rest.contains('@') => format!("{scheme}://…"),
+        _ => word.to_owned(),
     }
 }
 
@@ -100,15 +119,30 @@ fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
 
 /// The name of the command that the arguments lead to, such as `shepherd simulator fault`.
 fn command_path(command: &Command, arguments: &[OsString]) -> String {
-    let mut path = command.get_name().to_owned();
-    let mut here = command;
-    for argument in arguments.iter().skip(1) {
-        let Some(next) = here.find_subcommand(argument) else { break };
-        path.push(' ');
-        path.push_str(next.get_name());
-        here = next;
+    let mut path = vec![command];
+    let mut rest = arguments.iter().skip(1);
+    while let Some(argument) = rest.next() {
+        if let Some(flag) = argument.to_str().filter(|text| text.starts_with('-')) {
+            // Flags of any command on the way may stand here, each with its value.
+            if path.iter().any(|command| takes_next_word(command, flag)) {
+                rest.next();
+            }
+            continue;
+        }
+        let Some(next) = path.last().and_then(|here| here.find_subcommand(argument)) else { break };
+        path.push(next);
     }
-    path
+    path.iter().map(|command| command.get_name()).collect::<Vec<_>>().join(" ")
+}
+
+/// Whether `flag` is one of this command's, and the word after it is its value.
+fn takes_next_word(command: &Command, flag: &str) -> bool {
+    command.get_arguments().any(|argument| {
+        let long = argument.get_long().is_some_and(|long| flag.strip_prefix("--") == Some(long));
+        let short =
+            argument.get_short().is_some_and(|short| flag.strip_prefix('-') == Some(&short.to_string()));
+        (long || short) && argument.get_action().takes_values()
+    })
 }
 
 #[cfg(test)]
@@ -136,17 +170,14 @@ mod tests {
             (vec!["p", "--colr", "red"], "there is no flag --colr; did you mean --colour? See `p --help`"),
             (vec!["p", "pant"], "there is no command \"pant\"; did you mean paint? See `p --help`"),
             (vec!["p", "--colour"], "--colour <colour> needs a value; see `p --help`"),
-            (
-                vec!["p", "--colour", "x"],
-                "--colour <colour> cannot be \"x\"; it is one of red, blue; see `p --help`",
-            ),
+            (vec!["p", "--colour", "x"], "--colour cannot be \"x\"; it is one of red, blue; see `p --help`"),
             (
                 vec!["p", "--colour", "red", "--number", "1"],
                 "--colour <colour> and --number <N> cannot be given together; see `p --help`",
             ),
             (
                 vec!["p", "--number", "300"],
-                "--number cannot be \"300\": 300 is not in 0..=255; see `p --help`",
+                "--number cannot be \"300\": give a number from 0 to 255; see `p --help`",
             ),
             (
                 vec!["p", "--listen", "here"],
@@ -155,6 +186,17 @@ mod tests {
             ),
             (vec!["p", "paint"], "give <WALL>; see `p paint --help`"),
             (vec!["p", "paint", "a", "b"], "\"b\" is one word too many; see `p paint --help`"),
+            (vec!["p", "--colour", "red", "--quiet", "paint"], "give <WALL>; see `p paint --help`"),
+            (
+                vec!["p", "--listen", "paint"],
+                "--listen cannot be \"paint\": it is no ADDRESS:PORT; write for example \
+                127.0.0.1:9090 or [::1]:9090; see `p --help`",
+            ),
+            (vec!["p", "x://kim:secret@db"], "there is no command \"x://…\"; see `p --help`"),
+            (
+                vec!["p", "paint", "a", "x://kim:secret@db"],
+                "\"x://…\" is one word too many; see `p paint --help`",
+            ),
         ] {
             assert_eq!(said(&arguments), expected, "{arguments:?}");
         }

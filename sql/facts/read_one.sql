@@ -1,0 +1,23 @@
+-- One machine, as read.sql reads a page. A statement of its own, because the server can plan this one once and
+-- for all: a range it plans anew each time, and planning so many joins takes longer than reading the rows.
+SELECT s.machine_id AS "machine_id!", s.created_at AS "created_at!",
+       s.provider, s.provider_id, s.reservation, s.address, s.ssh_port, s.ssh_user, s.location,
+       s.status, s.provided_at, s.looked_at, s.unchanged,
+       s.agent_started_at, s.agent_public_key, s.agent_boot_id, s.agent_fence,
+       s.heartbeat_at, s.heartbeat_boot_id, s.heartbeat_incarnation, s.heartbeat_sequence,
+       s.request_generation, s.report_generation, s.report_succeeded,
+       s.hold_scope, s.hold_reason, s.hold_by, s.hold_until,
+       s.quarantine_since, s.quarantine_reason, s.needs_human_since, s.needs_human_reason,
+       s.needs_human_obstacle, s.needs_human_heard_since,
+       s.recovery_started_at, s.recovery_rung, s.recovery_tries, s.recovery_step, s.recovery_acted_at,
+       s.recovery_deadline, s.recovery_boot_id_before, s.recovery_next_at, s.recovery_note,
+       s.recovery_obstacle,
+       s.retirement_reason, s.retirement_requested_at, s.retirement_finished_at,
+       s.backoffs, s.postponements,
+       (SELECT min(l.since) FROM fleet_listening l, policy p
+         WHERE l.last_commit > clock_timestamp() - p.listening_gap_ms * INTERVAL '1 millisecond')
+           AS listening_since,
+       clock_timestamp() AS "now!",
+       (SELECT version FROM policy) AS "policy_version!"
+FROM machine_snapshot s
+WHERE s.machine_id = $1

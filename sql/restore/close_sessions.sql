@@ -1,0 +1,4 @@
+-- Sessions that were open when the backup was taken. Their processes are gone, or know better.
+UPDATE session SET closed_at = clock_timestamp(), close_reason = 'the database was restored from a backup'
+WHERE closed_at IS NULL
+RETURNING session_id

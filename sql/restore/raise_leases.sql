@@ -1,0 +1,1 @@
+UPDATE named_lease SET fence = fence + $1 RETURNING name

@@ -1,0 +1,148 @@
+//! Declaring that this database is a restored backup.
+//!
+//! A backup does not know what was done after it was taken, and the machines do:
+//! each keeps the highest fence it was shown and refuses a lower one. A restored
+//! database hands out fences that were used before, and its machines refuse it,
+//! which is right as long as nobody has said that this database is the one that
+//! counts from now on. Two copies of one database would otherwise both command
+//! the fleet.
+//!
+//! Saying so lifts every fence beyond what can have been claimed since, ends what
+//! the backup holds of sessions, work and steps under way, and forgets how long
+//! it had listened. Every part may be repeated: whoever is interrupted says it
+//! again.
+
+use uuid::Uuid;
+
+use crate::bmdb::change::FactChange;
+use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::work::Decision;
+use crate::model::ids::MachineId;
+
+/// How far fences are lifted: more than a machine claimed every minute uses up in a hundred years, and
+/// an `INT8` holds it a billion times over.
+pub const LIFT: i64 = 100_000_000;
+/// Machines in one transaction.
+const PAGE: i64 = 500;
+
+/// A process that still works on the database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveSession {
+    /// What it is part of.
+    pub component: String,
+    /// Where it runs.
+    pub host: Option<String>,
+    /// Its process id there.
+    pub pid: Option<String>,
+}
+
+/// What a restoration ended and lifted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Machines whose fences were lifted.
+    pub machines: usize,
+    /// Sessions that the backup held open.
+    pub sessions: usize,
+    /// Work items that the backup held.
+    pub work: usize,
+    /// Steps that were under way, whose outcome is unknown.
+    pub steps: usize,
+}
+
+impl Bmdb {
+    /// Sessions that are alive now, ten at the most.
+    pub async fn live_sessions(&self) -> Result<Vec<LiveSession>, BmdbError> {
+        let rows = self
+            .statement("looking who works", |pool| {
+                Box::pin(
+                    async move { sqlx::query_file!("sql/restore/live_sessions.sql").fetch_all(pool).await },
+                )
+            })
+            .await?;
+        let live = rows.into_iter();
+        Ok(live.map(|row| LiveSession { component: row.component, host: row.host, pid: row.pid }).collect())
+    }
+
+    /// Declares this database restored: see the module. The caller has made sure that nobody works.
+    pub async fn declare_restored(&self, detail: &str) -> Result<Restored, BmdbError> {
+        let mut restored = self
+            .transact("ending what the backup holds", |tx| {
+                Box::pin(async move {
+                    let what = "ending what the backup holds";
+                    let sessions =
+                        sqlx::query_file!("sql/restore/close_sessions.sql").fetch_all(&mut *tx).await;
+                    let steps = sqlx::query_file!("sql/restore/settle_intents.sql").fetch_all(&mut *tx).await;
+                    let (sessions, steps) = (sessions.doing(what)?.len(), steps.doing(what)?.len());
+                    sqlx::query_file!("sql/restore/raise_leases.sql", LIFT)
+                        .fetch_all(&mut *tx)
+                        .await
+                        .doing(what)?;
+                    sqlx::query_file!("sql/restore/forget_listening.sql").fetch_all(tx).await.doing(what)?;
+                    Ok(Restored { sessions, steps, ..Restored::default() })
+                })
+            })
+            .await?;
+        loop {
+            let freed = self.reap().await?;
+            restored.work += freed.work;
+            if freed.work + freed.leases == 0 {
+                break;
+            }
+        }
+        let mut after = MachineId(Uuid::nil());
+        loop {
+            let page = self.lift_page(after, detail.to_owned()).await?;
+            restored.machines += page.len();
+            let Some(last) = page.last() else { break };
+            after = *last;
+        }
+        self.take_back_refused(detail).await?;
+        Ok(restored)
+    }
+
+    /// What they refused was the old fences: they are tried again with those that were lifted.
+    async fn take_back_refused(&self, detail: &str) -> Result<(), BmdbError> {
+        let refused = self
+            .statement("listing machines that refused us", |pool| {
+                Box::pin(
+                    async move { sqlx::query_file_scalar!("sql/restore/refused.sql").fetch_all(pool).await },
+                )
+            })
+            .await?;
+        for machine in refused {
+            let detail = detail.to_owned();
+            self.change_machine(MachineId(machine), move |_| Decision {
+                changes: vec![FactChange::NeedsHumanCleared, FactChange::RecoveryCleared],
+                events: vec![("Retried".to_owned(), detail.clone())],
+                answer: (),
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn lift_page(&self, after: MachineId, detail: String) -> Result<Vec<MachineId>, BmdbError> {
+        let what = "lifting fences";
+        self.transact(what, move |tx| {
+            let detail = detail.clone();
+            Box::pin(async move {
+                let page: Vec<Uuid> = sqlx::query_file_scalar!("sql/restore/page.sql", after.0, PAGE)
+                    .fetch_all(&mut *tx)
+                    .await
+                    .doing(what)?;
+                sqlx::query_file!("sql/restore/lock_page.sql", &page)
+                    .fetch_all(&mut *tx)
+                    .await
+                    .doing(what)?;
+                sqlx::query_file!("sql/restore/raise_fences.sql", &page, LIFT)
+                    .fetch_all(&mut *tx)
+                    .await
+                    .doing(what)?;
+                sqlx::query_file!("sql/restore/tell.sql", &page, detail).execute(tx).await.doing(what)?;
+                Ok(page.into_iter().map(MachineId).collect())
+            })
+        })
+        .await
+    }
+}

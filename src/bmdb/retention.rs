@@ -1,0 +1,157 @@
+//! What grows in the BMDB, and what deletes it again.
+//!
+//! # Every table and its bound
+//!
+//! | tables | rows |
+//! | --- | --- |
+//! | `machine`, its tags (`machine_provided` … `machine_ssh_host_key`) | one per machine a provider ever named |
+//! | `machine_due` | two per machine: one a lane |
+//! | `work_backoff`, `work_postponed` | one per machine and process |
+//! | `work` | one per worker |
+//! | `named_lease` | one per provider ever configured, and one per kind of disturbance |
+//! | `provider_state` | one per provider ever configured |
+//! | `brake` | one per kind and provider, while it is on |
+//! | `fleet_listening` | one per shard: 16 |
+//! | `policy`, `bmdb_identity`, `sealed_secret`, `migration_lock` | fixed |
+//! | `history` | what is written within the retention time |
+//! | `intent` | what is settled within it, and what is open |
+//! | `session` | what is closed within it, and what is open or holds something |
+//!
+//! The last three are the ones that time alone makes grow, and [`Bmdb::forget`] is what keeps them to
+//! their bounds. A machine that left is kept: its row is what refuses whoever comes back with its name.
+//!
+//! # What is never deleted
+//!
+//! Nothing is derived from history but the end of a work item whose commit was not answered, minutes
+//! after it. Fences stand in `machine_due` and `named_lease`, so they cannot go back. Budgets and brakes
+//! count the intents of their windows, so the retention time is never shorter than those
+//! ([`Policy::effective_history_retention`][crate::model::policy::Policy::effective_history_retention]).
+//! An open intent stays whatever its age, and so does a session that work or a named lease still refers
+//! to, because the reaper frees both by its row.
+//!
+//! # Why batches and not partitions
+//!
+//! Monthly partitions would make deleting cheap, but need the right to change the schema at run time
+//! (which the service's role should not have), exist on one of the two kinds of database only, and would
+//! give every look at a machine's history as many indexes to search as there are months. Batches are one
+//! statement for both. Each finds the oldest rows by an index, deletes a thousand of them and commits, so
+//! that it takes milliseconds and locks nothing but rows that nobody else writes: history is inserted
+//! beside it, never waiting.
+//!
+//! # Whose right it is
+//!
+//! Everybody's, like sweeping: what is too old by the database's clock and the stored policy is so for
+//! all, so a shepherd that was frozen in the middle does no harm when it goes on. None of it acts for a
+//! session. Two that meet wait for each other's batch, or leave it.
+
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::error::BmdbError;
+
+/// Every table of the BMDB, as the table above has them.
+pub const TABLES: [&str; 29] = [
+    "bmdb_identity",
+    "brake",
+    "fleet_listening",
+    "history",
+    "intent",
+    "machine",
+    "machine_agent_heartbeat",
+    "machine_agent_started",
+    "machine_due",
+    "machine_hardware_report",
+    "machine_hold",
+    "machine_needs_human",
+    "machine_os_installation_report",
+    "machine_os_installation_request",
+    "machine_provided",
+    "machine_quarantine",
+    "machine_recovery",
+    "machine_retirement",
+    "machine_ssh_host_key",
+    "migration_lock",
+    "named_lease",
+    "policy",
+    "provider_state",
+    "sealed_secret",
+    "session",
+    "work",
+    "work_backoff",
+    "work_postponed",
+    "_sqlx_migrations",
+];
+
+/// Most rows that one statement deletes, but for lines of history of the same microsecond.
+pub const BATCH: i64 = 1_000;
+
+/// A thousand years: what is subtracted from now must be a moment that a database can write.
+const LONGEST_KEPT_MS: i64 = 1_000 * 365 * 86_400_000;
+
+/// What time alone makes grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retained {
+    /// Lines of machines' histories.
+    History,
+    /// Settled intents.
+    Intents,
+    /// Closed sessions.
+    Sessions,
+}
+
+impl Retained {
+    /// In the order in which they are deleted: history names sessions.
+    pub const ALL: [Self; 3] = [Self::History, Self::Intents, Self::Sessions];
+
+    /// Its table.
+    #[must_use]
+    pub const fn table(self) -> &'static str {
+        match self {
+            Self::History => "history",
+            Self::Intents => "intent",
+            Self::Sessions => "session",
+        }
+    }
+}
+
+impl Bmdb {
+    /// Deletes the oldest rows of `what` that are older than the policy's retention time, about `most`
+    /// of them. Returns how many: fewer than `most` means that no more are old, or that somebody else is
+    /// deleting them at this moment.
+    pub async fn forget(&self, what: Retained, most: i64) -> Result<u64, BmdbError> {
+        // By the row: a process whose policy is of yesterday could delete what is to be kept since.
+        self.read_policy().await?;
+        let (_, policy) = self.policy();
+        let kept = policy.effective_history_retention();
+        let kept = i64::try_from(kept.0.as_millis()).unwrap_or(i64::MAX).min(LONGEST_KEPT_MS);
+        let deleted = match what {
+            Retained::History => {
+                self.statement("deleting old history", move |connection| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/retention/history.sql", kept, most).execute(connection).await
+                    })
+                })
+                .await
+            }
+            Retained::Intents => {
+                self.statement("deleting old intents", move |connection| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/retention/intents.sql", kept, most).execute(connection).await
+                    })
+                })
+                .await
+            }
+            Retained::Sessions => {
+                self.statement("deleting old sessions", move |connection| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/retention/sessions.sql", kept, most).execute(connection).await
+                    })
+                })
+                .await
+            }
+        };
+        match deleted {
+            Ok(done) => Ok(done.rows_affected()),
+            Err(error) if error.is_lock_not_available() => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+}

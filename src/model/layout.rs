@@ -1,0 +1,55 @@
+//! Lines of text that fit: labels with what they say, and words broken at spaces.
+//!
+//! How wide that is, is a parameter: who prints knows whether anybody watches.
+
+/// Labels with what they say, each under the other.
+#[must_use]
+pub fn labelled(indent: usize, lines: &[(String, String)], width: Option<usize>) -> String {
+    let widest = lines.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+    let margin = indent + widest + 2;
+    let mut text = String::new();
+    for (label, value) in lines {
+        let mut left = format!("{:indent$}{label:<widest$}", "");
+        for line in wrapped(value, width.map(|width| width.saturating_sub(margin))) {
+            text.push_str(format!("{left}  {line}").trim_end());
+            text.push('\n');
+            left = format!("{:1$}", "", margin - 2);
+        }
+    }
+    text
+}
+
+/// Text broken at spaces into lines of at most `width`, if that leaves room for words.
+#[must_use]
+pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
+    let Some(width) = width.filter(|width| *width >= 20) else {
+        return text.lines().map(str::to_owned).collect();
+    };
+    let mut lines = Vec::new();
+    for paragraph in text.lines() {
+        let mut line = String::new();
+        for word in paragraph.split(' ') {
+            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+                lines.push(std::mem::take(&mut line));
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labelled_text_wraps_under_itself() {
+        let lines = [("a".to_owned(), "one two three four five".to_owned()), ("long".to_owned(), "x".into())];
+        assert_eq!(labelled(2, &lines, None), "  a     one two three four five\n  long  x\n");
+        assert_eq!(labelled(2, &lines, Some(28)), "  a     one two three four\n        five\n  long  x\n");
+    }
+}

@@ -1,0 +1,45 @@
+//! The commands that would help one machine, ready to be pasted.
+
+use crate::model::machine_view::MachineView;
+use crate::model::needs_human::Obstacle;
+use crate::model::time::Timestamp;
+use crate::model::why::notes::is_over;
+use crate::model::why::{Advice, obstacle};
+
+/// What would help; `word` is the machine's name as one word of a shell.
+pub(super) fn advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advice> {
+    let facts = &view.facts;
+    let mut advice = Vec::new();
+    let mut add = |command: String, when: &str| advice.push(Advice { command, when: when.to_owned() });
+    let refused = view.host_keys.as_ref().and_then(|keys| keys.refused.as_ref());
+    if let Some((offered, _)) = refused {
+        add(
+            format!("shepherdctl allow host-key {word} --fingerprint {}", offered.fingerprint()),
+            "once you know that this key is the machine's own (on its console: ssh-keygen -lf \
+             /etc/ssh/ssh_host_ed25519_key.pub)",
+        );
+        if facts.needs_human.is_some() {
+            add(format!("shepherdctl retry {word}"), "when it shows the pinned key again");
+        }
+    }
+    if facts.hold.as_ref().is_some_and(|hold| hold.holds_at(now)) {
+        add(format!("shepherdctl release {word}"), "when the hold has served its purpose");
+    }
+    if facts.quarantine.is_some() {
+        add(format!("shepherdctl release {word} --quarantine"), "when provider and BMDB agree again");
+    }
+    if facts.needs_human.is_some() && refused.is_none() {
+        add(format!("shepherdctl timeline {word}"), "to see what was tried");
+        let when = match obstacle(facts) {
+            Some(Obstacle::LoginRefused) => "when that line is in place: everything begins anew",
+            _ => "when you have helped: everything begins anew",
+        };
+        add(format!("shepherdctl retry {word}"), when);
+    } else if facts.backoffs.iter().any(|(_, fact)| fact.until > now) && refused.is_none() {
+        add(format!("shepherdctl retry {word}"), "when the cause is gone: tries again at once");
+    }
+    if view.brakes.iter().any(|brake| is_over(brake, facts)) {
+        add("shepherdctl get providers".to_owned(), "to see every brake that is on; they release themselves");
+    }
+    advice
+}
