@@ -13,16 +13,21 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::bmdb::change::{FactChange, HostKeySource, NewAgent};
+use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
-use crate::bmdb::host_key::PinnedHostKey;
 use crate::bmdb::work::Work;
 use crate::manager::control_loop::HandlerError;
+use crate::manager::failpoint;
+use crate::model::host_key::PinnedHostKey;
+use crate::model::needs_human::Obstacle;
+use crate::model::time::unix_milliseconds;
 use crate::proto::agent::v1::{EnrollRequest, EnrollSuccess, Supervision};
 use crate::takeover::agent_binary::{AgentBinary, AgentBinaryError};
+use crate::takeover::error::SshError;
 use crate::takeover::exec::RunOutcome;
 use crate::takeover::host_keys::HostKeyExpectation;
 use crate::takeover::session::{SshSession, SshSettings, SshTarget};
-use crate::takeover::take_over::{TakenOver, TakeoverError, take_over};
+use crate::takeover::take_over::{Step, TakenOver, TakeoverError, take_over};
 
 /// How machines are reached, and what is put on them.
 pub struct Access {
@@ -36,8 +41,8 @@ pub struct Access {
     pub agent_path: String,
     /// `host:port` of the callback servers.
     pub endpoints: Vec<String>,
-    /// What their certificates chain to, DER.
-    pub ca_certificates: Vec<Vec<u8>>,
+    /// What their certificates chain to, DER, as it is at this moment.
+    pub ca_certificates: Box<dyn Fn() -> Vec<Vec<u8>> + Send + Sync>,
     /// Which BMDB the machine belongs to from then on.
     pub bmdb_id: Uuid,
 }
@@ -77,18 +82,58 @@ impl AgentFile {
     }
 }
 
+/// Why a machine was not reached, or not taken over.
+#[derive(Debug)]
+pub struct AccessError {
+    /// For people.
+    pub sentence: String,
+    /// What stands in the way, where the machine answered and waiting alone will not help.
+    pub obstacle: Option<Obstacle>,
+    /// What was learnt all the same.
+    pub changes: Vec<FactChange>,
+}
+
+impl AccessError {
+    /// A failure that may pass.
+    pub fn new(sentence: impl Into<String>) -> Self {
+        Self { sentence: sentence.into(), obstacle: None, changes: Vec::new() }
+    }
+
+    /// What was learnt, with the call for a person where the obstacle wants one at its first sight.
+    #[must_use]
+    pub fn learnt(&self) -> Vec<FactChange> {
+        let called = self.obstacle.clone().filter(Obstacle::calls_at_once);
+        let call = called.map(|obstacle| FactChange::NeedsHuman { obstacle, reason: self.sentence.clone() });
+        self.changes.iter().cloned().chain(call).collect()
+    }
+}
+
+impl From<BmdbError> for AccessError {
+    fn from(error: BmdbError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+/// For a loop that tries again by itself as long as that may help.
+impl From<AccessError> for HandlerError {
+    fn from(error: AccessError) -> Self {
+        let changes = error.learnt();
+        Self::new(error.sentence).with_changes(changes)
+    }
+}
+
 impl Access {
     /// Where the machine answers SSH, by what its provider says.
-    pub fn target(&self, snapshot: &Snapshot) -> Result<SshTarget, HandlerError> {
+    pub fn target(&self, snapshot: &Snapshot) -> Result<SshTarget, AccessError> {
         let provided = snapshot
             .facts
             .provided
             .as_ref()
-            .ok_or_else(|| HandlerError::new("no provider has handed the machine over"))?;
+            .ok_or_else(|| AccessError::new("no provider has handed the machine over"))?;
         let host = provided
             .address
             .clone()
-            .ok_or_else(|| HandlerError::new("its provider has given no address for it"))?;
+            .ok_or_else(|| AccessError::new("its provider has given no address for it"))?;
         Ok(SshTarget {
             host,
             port: provided.ssh_port.unwrap_or(22),
@@ -98,25 +143,29 @@ impl Access {
 
     /// Longest time an enrolment may take: every limit on its way, one after the other.
     fn time_limit(&self) -> Duration {
-        self.ssh.connect_timeout + self.ssh.login_timeout + self.ssh.exec_timeout * 3
+        let SshSettings { connect_timeout, login_timeout, exec_timeout, .. } = self.ssh;
+        // A host that has no key of the pinned kind is asked a second time, for what it has instead.
+        (connect_timeout + login_timeout) * 2 + login_timeout + exec_timeout * 3
     }
 
     /// Puts the agent on the machine, or starts it anew there. Returns the facts that follow.
-    pub async fn enroll(&self, work: &Work, snapshot: &Snapshot) -> Result<Vec<FactChange>, HandlerError> {
+    pub async fn enroll(&self, work: &Work, snapshot: &Snapshot) -> Result<Vec<FactChange>, AccessError> {
         let target = self.target(snapshot)?;
         let pinned = work.bmdb().host_key(work.machine()).await?;
-        let agent = self.agent.load().await.map_err(|error| HandlerError::new(error.to_string()))?;
+        let agent = self.agent.load().await.map_err(|error| AccessError::new(error.to_string()))?;
         let (_, policy) = work.bmdb().policy();
         let request = EnrollRequest {
             machine_id: work.machine().to_string(),
             endpoints: self.endpoints.clone(),
-            ca_certificates: self.ca_certificates.clone(),
+            ca_certificates: (self.ca_certificates)(),
             lane: work.process().lane().as_str().to_owned(),
             fence: work.fence(),
+            session_id: work.session().id().to_string(),
             bmdb_id: self.bmdb_id.to_string(),
             heartbeat_interval_seconds: u32::try_from(policy.heartbeat_interval.0.as_secs()).unwrap_or(0),
+            shepherd_time_ms: unix_milliseconds(SystemTime::now()),
         };
-        work.may_call_out()?;
+        // The machine refuses an older fence, so a step that was begun may outlast the lease.
         let deadline = Instant::now() + self.time_limit();
         let taken = take_over(
             &self.ssh,
@@ -126,7 +175,15 @@ impl Access {
             &self.agent_path,
             &request,
             deadline,
-            |step| tracing::debug!(?step, "takeover"),
+            |step| {
+                tracing::debug!(?step, "takeover");
+                match step {
+                    Step::Connect | Step::Probe => {}
+                    Step::Upload { .. } => failpoint::pass("takeover", "probed"),
+                    Step::Enroll => failpoint::pass("takeover", "uploaded"),
+                }
+                work.may_call_out(Duration::ZERO).map(|_| ()).map_err(|error| error.to_string())
+            },
         )
         .await;
         match taken {
@@ -135,33 +192,35 @@ impl Access {
         }
     }
 
-    /// Runs an argument vector on the machine. A connection that drops under a reboot is success.
+    /// Runs an argument vector on the machine. That its end is not seen, as under a reboot, is no failure.
     pub async fn run(
         &self,
         work: &Work,
         snapshot: &Snapshot,
         argv: &[String],
-    ) -> Result<String, HandlerError> {
+    ) -> Result<String, AccessError> {
         let target = self.target(snapshot)?;
         let expectation = expectation(work.bmdb().host_key(work.machine()).await?.as_ref());
-        work.may_call_out()?;
-        let deadline = Instant::now() + self.time_limit();
+        let deadline = Instant::now() + work.may_call_out(self.time_limit())?;
         let session = SshSession::connect(&self.ssh, &target, &expectation, deadline)
             .await
             .map_err(|error| refused(&error.into()))?;
+        // Again: who was frozen while it logged in may have lost the machine, and what an argument vector does, no
+        // fence on the machine refuses.
+        work.may_call_out(Duration::ZERO)?;
         let outcome = session
             .run_argv("asking for a reboot", argv)
             .await
-            .map_err(|error| HandlerError::new(error.to_string()))?;
+            .map_err(|error| AccessError::new(error.to_string()))?;
         match outcome {
             RunOutcome::Finished(output) if output.success() => Ok("the command succeeded".to_owned()),
-            RunOutcome::Finished(output) => Err(HandlerError::new(format!(
+            RunOutcome::Finished(output) => Err(AccessError::new(format!(
                 "{} failed on {}: {}",
                 argv.join(" "),
                 target.address(),
                 output.summary()
             ))),
-            RunOutcome::Unknown { .. } => Ok("the connection dropped while the command ran".to_owned()),
+            RunOutcome::Unknown(error) => Ok(format!("it was started, and its end was not seen: {error}")),
         }
     }
 }
@@ -208,23 +267,38 @@ fn new_agent(success: EnrollSuccess, fence: i64) -> NewAgent {
     }
 }
 
-/// A failure as a cause; where only a person can help, with the fact that says so.
-fn refused(error: &TakeoverError) -> HandlerError {
-    let cause = error.to_string();
+/// A failure, with what stands in the way where that can be told.
+fn refused(error: &TakeoverError) -> AccessError {
     let changes = match error {
-        TakeoverError::HostKeyChanged(changed) => vec![
-            FactChange::HostKeyRefused {
-                algorithm: changed.offered.algorithm.clone(),
-                public_key: changed.offered.key.clone(),
-            },
-            FactChange::NeedsHuman(cause.clone()),
-        ],
-        TakeoverError::OtherMachine { .. } | TakeoverError::OtherBmdb { .. } => {
-            vec![FactChange::NeedsHuman(cause.clone())]
-        }
+        TakeoverError::HostKeyChanged(changed) => vec![FactChange::HostKeyRefused {
+            algorithm: changed.offered.algorithm.clone(),
+            public_key: changed.offered.key.clone(),
+        }],
         _ => Vec::new(),
     };
-    HandlerError::new(cause).with_changes(changes)
+    AccessError { sentence: error.to_string(), obstacle: obstacle(error), changes }
+}
+
+/// What a failure says of the way to the machine. Who does not answer may be dead, so nothing is said of
+/// that: the ladder is for the dead.
+fn obstacle(error: &TakeoverError) -> Option<Obstacle> {
+    match error {
+        TakeoverError::HostKeyChanged(_) => Some(Obstacle::HostKeyChanged),
+        TakeoverError::OtherMachine { .. } => Some(Obstacle::OtherMachine),
+        TakeoverError::OtherBmdb { .. } => Some(Obstacle::OtherBmdb),
+        TakeoverError::StaleFence { .. } => Some(Obstacle::StaleFence),
+        TakeoverError::Ssh(SshError::AuthenticationRefused { .. }) => Some(Obstacle::LoginRefused),
+        TakeoverError::Ssh(SshError::RsaOnly { .. } | SshError::ExecRefused { .. })
+        | TakeoverError::AgentPath(_)
+        | TakeoverError::NotLinux { .. }
+        | TakeoverError::WrongArchitecture { .. }
+        | TakeoverError::NoDigestProgram { .. }
+        | TakeoverError::Invalid { .. } => Some(Obstacle::Unfit),
+        TakeoverError::Stopped { .. }
+        | TakeoverError::Ssh(_)
+        | TakeoverError::Remote { .. }
+        | TakeoverError::BadAnswer { .. } => None,
+    }
 }
 
 #[cfg(test)]
@@ -240,6 +314,43 @@ mod tests {
         let copies = futures::future::join_all((0..4).map(|_| file.load())).await;
         let copies: Vec<_> = copies.into_iter().map(Result::unwrap).collect();
         assert!(copies.iter().all(|copy| Arc::ptr_eq(copy, &copies[0])));
+    }
+
+    #[test]
+    fn only_what_answers_and_refuses_us_is_an_obstacle() {
+        let address = || "192.0.2.7:22".to_owned();
+        let login = SshError::AuthenticationRefused {
+            address: address(),
+            user: "root".to_owned(),
+            tried: vec!["publickey"],
+            accepted: Vec::new(),
+            public_key: "ssh-ed25519 AAAA".to_owned(),
+        };
+        let hung = SshError::Timeout {
+            address: address(),
+            doing: "waiting for its greeting",
+            limit: std::time::Duration::from_secs(5),
+            flag: "--agent_ssh_greeting_timeout",
+        };
+        let full = TakeoverError::Remote { address: address(), step: "upload", reason: "no space".into() };
+        let other = TakeoverError::OtherMachine {
+            address: address(),
+            machine_id: "1".to_owned(),
+            message: "it is 2".to_owned(),
+        };
+        for (name, error, met, called) in [
+            ("our key is refused", login.into(), Some(Obstacle::LoginRefused), false),
+            ("it hangs", hung.into(), None, false),
+            ("nothing listens", SshError::Refused { address: address() }.into(), None, false),
+            ("its disk is full", full, None, false),
+            ("RSA alone", SshError::RsaOnly { address: address() }.into(), Some(Obstacle::Unfit), false),
+            ("another machine", other, Some(Obstacle::OtherMachine), true),
+        ] {
+            let error = refused(&error);
+            assert_eq!(error.obstacle, met, "{name}");
+            let calls = |change: &FactChange| matches!(change, FactChange::NeedsHuman { .. });
+            assert_eq!(error.learnt().iter().any(calls), called, "{name}");
+        }
     }
 
     fn key(byte: u8) -> HostKey {

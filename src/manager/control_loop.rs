@@ -36,13 +36,16 @@ use tracing::Instrument;
 use crate::bmdb::change::FactChange;
 use crate::bmdb::claim::{Claimed, Claimer, Next};
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::facts::Snapshot;
 use crate::bmdb::session::{Session, Sessions};
 use crate::bmdb::wakeup::WakeUps;
 use crate::bmdb::work::Work;
+use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
 use crate::manager::metrics::{LoopMetrics, WorkResult};
 use crate::model::backoff::Backoff;
 use crate::model::process::Process;
+use crate::model::schedule::next_due;
 use crate::model::time::Timestamp;
 
 /// One kind of work, as a loop does it.
@@ -118,6 +121,17 @@ impl From<BmdbError> for HandlerError {
     fn from(error: BmdbError) -> Self {
         Self::new(error.to_string())
     }
+}
+
+/// How work ends whose machine is not due for it any more, by the facts as they are now: a hold, or a
+/// quarantine, that came between the claim and the first look. The keeper would stop the work too, but
+/// only at its next renewal.
+pub(crate) fn no_longer_due(work: &Work, snapshot: &Snapshot) -> Option<Handled> {
+    let (_, policy) = work.bmdb().policy();
+    let due = next_due(&snapshot.facts, work.process().lane(), &policy, snapshot.now);
+    let later = !due.timer && due.ready_at.is_some_and(|at| at > snapshot.now);
+    (due.process != Some(work.process()) || later)
+        .then(|| Handled::finished(Vec::new(), format!("it is not due any more: {}", due.reason)))
 }
 
 /// How a loop is run.
@@ -397,6 +411,7 @@ async fn work_under<L: ControlLoop>(
 async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopContext) {
     let began = std::time::Instant::now();
     let stop = work.stop().clone();
+    failpoint::pass(control_loop.name(), "claimed");
     let outcome = tokio::select! {
         biased;
         () = stop.cancelled() => None,
@@ -407,7 +422,9 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
         None => {
             let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
             tracing::info!(because, "stopped");
-            (WorkResult::Cancelled, work.cancel(because).await)
+            let cancelled = work.cancel(because).await;
+            failpoint::pass(control_loop.name(), "cancelled");
+            (WorkResult::Cancelled, cancelled)
         }
         Some(Ok(Ok(Handled::Finished { changes, detail }))) => {
             tracing::debug!(detail, "finished");
@@ -427,6 +444,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
             (WorkResult::Panicked, work.fail(Vec::new(), format!("the handler panicked: {text}"), None).await)
         }
     };
+    failpoint::pass(control_loop.name(), "ended");
     match ended {
         Ok(()) => context.metrics.ended(result, began.elapsed()),
         Err(error) => {
@@ -437,7 +455,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
 }
 
 /// What a panic said.
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

@@ -6,7 +6,8 @@ use async_trait::async_trait;
 
 use crate::bmdb::work::Work;
 use crate::manager::access::Access;
-use crate::manager::control_loop::{ControlLoop, Handled, HandlerError};
+use crate::manager::control_loop::{ControlLoop, Handled, HandlerError, no_longer_due};
+use crate::manager::failpoint;
 use crate::manager::provider_set::ProviderSet;
 use crate::model::process::Process;
 
@@ -34,7 +35,11 @@ impl ControlLoop for Initializer {
 
     async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
         let snapshot = work.snapshot().await?;
+        if let Some(over) = no_longer_due(work, &snapshot) {
+            return Ok(over);
+        }
         let changes = self.access.enroll(work, &snapshot).await?;
+        failpoint::pass(self.name(), "enrolled");
         Ok(Handled::finished(changes, "the agent was put on the machine"))
     }
 }

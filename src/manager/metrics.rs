@@ -1,5 +1,6 @@
 //! What the loops count, by loop and result. Never by machine: labels are bounded.
 
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -9,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::bmdb::metrics::{ByComponent, ByProcess, ByProcessAndResult, Metrics};
+use crate::bmdb::metrics::{ByComponent, ByProcess, ByProcessAndResult, ByTable, Metrics};
 use crate::model::process::Process;
 
 /// How a work item ended, as a label.
@@ -65,6 +66,14 @@ pub struct HousekeepingMetrics {
     pub sessions_expired: Counter,
     /// Work items that the reaper freed.
     pub work_freed: Counter,
+    /// Old rows that were deleted.
+    pub forgotten: Family<ByTable, Counter>,
+    /// Dead rows that the database has not removed yet.
+    pub dead_rows: Family<ByTable, Gauge>,
+    /// Seconds since the oldest open transaction of the database began.
+    pub oldest_transaction: Gauge<f64, AtomicU64>,
+    /// The same of the oldest that keeps rows from being removed.
+    pub oldest_snapshot: Gauge<f64, AtomicU64>,
 }
 
 /// What all loops of a process count.
@@ -91,6 +100,10 @@ impl ManagerMetrics {
             repaired: Counter::default(),
             sessions_expired: Counter::default(),
             work_freed: Counter::default(),
+            forgotten: Family::default(),
+            dead_rows: Family::default(),
+            oldest_transaction: Gauge::default(),
+            oldest_snapshot: Gauge::default(),
         };
         let metrics = Self {
             common: common.clone(),
@@ -125,6 +138,22 @@ impl ManagerMetrics {
             house.sessions_expired.clone(),
         );
         registry.register("work_freed", "Work items freed from lost sessions", house.work_freed.clone());
+        registry.register("rows_forgotten", "Old rows that were deleted", house.forgotten.clone());
+        registry.register(
+            "bmdb_dead_rows",
+            "Dead rows that the database has not removed yet",
+            house.dead_rows.clone(),
+        );
+        registry.register(
+            "bmdb_oldest_transaction_seconds",
+            "Age of the oldest open transaction of the database",
+            house.oldest_transaction.clone(),
+        );
+        registry.register(
+            "bmdb_oldest_snapshot_seconds",
+            "Age of the oldest transaction that keeps dead rows from being removed",
+            house.oldest_snapshot.clone(),
+        );
     }
 
     /// The view of one loop.

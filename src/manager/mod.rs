@@ -15,6 +15,7 @@
 pub mod access;
 pub mod brakes;
 pub mod control_loop;
+pub(crate) mod failpoint;
 pub mod housekeeping;
 pub mod initializer;
 pub mod limiter;

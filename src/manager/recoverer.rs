@@ -14,18 +14,20 @@ use crate::bmdb::change::FactChange;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::intent::{Permission, Step};
 use crate::bmdb::work::Work;
-use crate::manager::access::Access;
+use crate::manager::access::{Access, AccessError};
 use crate::manager::brakes::Brakes;
-use crate::manager::control_loop::{ControlLoop, Handled, HandlerError};
+use crate::manager::control_loop::{ControlLoop, Handled, HandlerError, no_longer_due};
+use crate::manager::failpoint;
 use crate::manager::provider_set::ProviderSet;
 use crate::model::backoff::Backoff;
 use crate::model::facts::{Provided, Recovery};
 use crate::model::ids::IntentId;
+use crate::model::needs_human::Obstacle;
 use crate::model::policy::{Disturbance, Rung};
 use crate::model::process::Process;
 use crate::model::recovery::{RecoveryPlan, Steps, look_again, plan_recovery};
 use crate::model::time::{Span, between};
-use crate::providers::provider::{ErrorClass, PowerAction, Provider, RebootMethod, Rungs};
+use crate::providers::provider::{CALL_LIMIT, ErrorClass, PowerAction, Provider, RebootMethod, Rungs};
 
 /// See the module.
 pub struct Recoverer {
@@ -41,8 +43,14 @@ pub struct Recoverer {
 struct Means {
     provided: Provided,
     provider: Option<Arc<dyn Provider>>,
+    /// What the provider said; `None` when it was not asked, or could not say.
     rungs: Option<Rungs>,
-    steps: Steps,
+}
+
+/// What comes next, and by what means.
+struct Planned {
+    plan: RecoveryPlan,
+    means: Means,
     /// Why the provider could not say what it can do.
     unasked: Option<String>,
 }
@@ -63,16 +71,20 @@ impl ControlLoop for Recoverer {
 
     async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
         let snapshot = work.snapshot().await?;
-        let means = self.means(work, &snapshot).await?;
-        let (_, policy) = work.bmdb().policy();
-        let plan = plan_recovery(&snapshot.facts, &policy, means.steps, snapshot.now);
-        if let Some(why) = too_early(&plan, means.unasked.as_deref()) {
+        if let Some(over) = no_longer_due(work, &snapshot) {
+            return Ok(over);
+        }
+        let Planned { plan, means, unasked } = self.plan(work, &snapshot).await?;
+        if let Some(why) = too_early(&plan, unasked.as_deref()) {
             return Err(HandlerError::new(why));
         }
         match plan {
             RecoveryPlan::Recovered { how } => Ok(Handled::finished(vec![FactChange::RecoveryCleared], how)),
-            RecoveryPlan::Exhausted { reason } => Ok(Handled::finished(
-                vec![FactChange::RecoveryCleared, FactChange::NeedsHuman(reason.clone())],
+            RecoveryPlan::CallPerson { obstacle, reason } => Ok(Handled::finished(
+                vec![
+                    FactChange::RecoveryCleared,
+                    FactChange::NeedsHuman { obstacle, reason: reason.clone() },
+                ],
                 reason,
             )),
             RecoveryPlan::Wait { until, reason } => Ok(match snapshot.facts.recovery {
@@ -82,9 +94,7 @@ impl ControlLoop for Recoverer {
                 ),
                 None => Handled::PutOff { changes: Vec::new(), until, reason },
             }),
-            RecoveryPlan::Reenroll { deadline } => {
-                Ok(self.reenroll(work, &snapshot, Span(between(snapshot.now, deadline))).await)
-            }
+            RecoveryPlan::Reenroll { .. } => self.reenroll(work, &snapshot).await,
             RecoveryPlan::Act { rung, what, attempt } => {
                 self.act(work, &snapshot, &means, rung, what, attempt).await
             }
@@ -92,19 +102,47 @@ impl ControlLoop for Recoverer {
     }
 }
 
+/// Whether another answer of the provider could lead to another plan.
+fn depends_on_provider(plan: &RecoveryPlan) -> bool {
+    match plan {
+        RecoveryPlan::Act { what, .. } => what.step.reboots(),
+        RecoveryPlan::CallPerson { obstacle, .. } => *obstacle == Obstacle::LadderExhausted,
+        RecoveryPlan::Recovered { .. } | RecoveryPlan::Wait { .. } | RecoveryPlan::Reenroll { .. } => false,
+    }
+}
+
+impl Means {
+    /// The steps that can be taken, as far as is known.
+    fn steps(&self) -> Steps {
+        Steps {
+            restart_agent: self.provided.address.is_some(),
+            reboot: self.rungs.as_ref().is_some_and(Rungs::can_reboot),
+            power_cycle: self.rungs.as_ref().is_some_and(Rungs::can_power_cycle),
+        }
+    }
+}
+
 impl Recoverer {
-    async fn means(&self, work: &Work, snapshot: &Snapshot) -> Result<Means, HandlerError> {
+    /// Decides what comes next. The provider is asked only where its answer decides: a slow API must not
+    /// hold up what needs nothing of it.
+    async fn plan(&self, work: &Work, snapshot: &Snapshot) -> Result<Planned, HandlerError> {
+        let (_, policy) = work.bmdb().policy();
+        let decide = |steps| plan_recovery(&snapshot.facts, &policy, steps, snapshot.now);
         let provided = snapshot
             .facts
             .provided
             .clone()
             .ok_or_else(|| HandlerError::new("no provider has handed the machine over"))?;
-        let source = self.providers.get(&provided.provider).cloned();
-        let (mut rungs, mut unasked) = (None, None);
-        if let Some(provider) = &source {
-            work.may_call_out()?;
-            match provider.rungs(&provided.provider_id).await {
-                Ok(found) => rungs = Some(found),
+        let provider = self.providers.get(&provided.provider).cloned();
+        let mut means = Means { provided, provider, rungs: None };
+        let plan = decide(Steps { reboot: true, power_cycle: true, ..means.steps() });
+        if !depends_on_provider(&plan) {
+            return Ok(Planned { plan, means, unasked: None });
+        }
+        let mut unasked = None;
+        if let Some(provider) = &means.provider {
+            match work.call_out(CALL_LIMIT, provider.rungs(&means.provided.provider_id)).await? {
+                Ok(found) => means.rungs = Some(found),
                 // The provider may be what is broken; SSH may still work.
                 Err(error) => {
                     tracing::warn!(%error, "cannot ask the provider what it can do for a machine");
@@ -112,12 +150,7 @@ impl Recoverer {
                 }
             }
         }
-        let steps = Steps {
-            restart_agent: provided.address.is_some(),
-            reboot: rungs.as_ref().is_some_and(Rungs::can_reboot),
-            power_cycle: rungs.as_ref().is_some_and(Rungs::can_power_cycle),
-        };
-        Ok(Means { provided, provider: source, rungs, steps, unasked })
+        Ok(Planned { plan: decide(means.steps()), means, unasked })
     }
 
     async fn act(
@@ -129,10 +162,8 @@ impl Recoverer {
         what: Rung,
         attempt: u32,
     ) -> Result<Handled, HandlerError> {
-        if what.step == Disturbance::RestartAgent {
-            // What we lack ourselves is no failure of the machine's: without this, a role server
-            // missing on our host would count as a try, and reboot every silent machine.
-            self.access.agent.load().await.map_err(|error| HandlerError::new(error.to_string()))?;
+        if means.provided.address.is_some() {
+            self.have_agent().await?;
         }
         let step = Step {
             rung,
@@ -154,17 +185,27 @@ impl Recoverer {
             }
         };
         tracing::info!(step = %what.step, attempt, %intent, "disturbing a machine");
+        failpoint::pass(self.name(), "intended");
         let outcome = self.take_step(work, snapshot, means, what.step, intent).await;
+        failpoint::pass(self.name(), "acted");
         let told = match &outcome {
             Ok((_, told)) => format!("done: {told}"),
-            Err(error) => format!("failed: {}", error.cause),
+            Err(error) => format!("failed: {}", error.sentence),
         };
         // The intent's record is for people and budgets; the ladder below is what decides.
-        if let Err(error) = work.bmdb().settle_intent(intent, &told).await {
+        if let Err(error) = work.settle_intent(intent, &told).await {
             tracing::warn!(%intent, %error, "cannot write down how an intent ended");
         }
-        let now = work.snapshot().await?.now;
-        after_step(outcome, recovery, what, attempt, now)
+        failpoint::pass(self.name(), "settled");
+        match work.snapshot().await {
+            Ok(snapshot) => after_step(outcome, recovery, what, attempt, snapshot.now),
+            // What was learnt is true whatever the database says of the time: an agent that was started with
+            // a key that nobody stored would be refused.
+            Err(error) => Err(HandlerError::from(error).with_changes(match outcome {
+                Ok((changes, _)) => changes,
+                Err(error) => error.learnt(),
+            })),
+        }
     }
 
     async fn take_step(
@@ -174,9 +215,8 @@ impl Recoverer {
         means: &Means,
         step: Disturbance,
         intent: IntentId,
-    ) -> Result<(Vec<FactChange>, String), HandlerError> {
+    ) -> Result<(Vec<FactChange>, String), AccessError> {
         let id = &means.provided.provider_id;
-        work.may_call_out()?;
         match step {
             Disturbance::RestartAgent => {
                 let changes = self.access.enroll(work, snapshot).await?;
@@ -188,44 +228,53 @@ impl Recoverer {
                 }
                 Some(RebootMethod::Provider) => {
                     let control = means.provider.as_ref().and_then(|provider| provider.reboot());
-                    let control =
-                        control.ok_or_else(|| HandlerError::new("the provider cannot reboot it"))?;
-                    control.reboot(id, intent).await.map_err(|error| HandlerError::new(error.to_string()))?;
+                    let control = control.ok_or_else(|| AccessError::new("the provider cannot reboot it"))?;
+                    work.call_out(CALL_LIMIT, control.reboot(id, intent))
+                        .await?
+                        .map_err(|error| AccessError::new(error.to_string()))?;
                     Ok((Vec::new(), "the provider took the order".to_owned()))
                 }
-                Some(RebootMethod::Refused { reason }) => Err(HandlerError::new(reason.clone())),
-                None => Err(HandlerError::new("its provider could not be asked")),
+                Some(RebootMethod::Refused { reason }) => Err(AccessError::new(reason.clone())),
+                None => Err(AccessError::new("its provider could not be asked")),
             },
             Disturbance::PowerCycle => {
                 let control = means.provider.as_ref().and_then(|provider| provider.power());
-                let control =
-                    control.ok_or_else(|| HandlerError::new("the provider has no power over it"))?;
-                control
-                    .power(id, PowerAction::Cycle, intent)
-                    .await
-                    .map_err(|error| HandlerError::new(error.to_string()))?;
+                let control = control.ok_or_else(|| AccessError::new("the provider has no power over it"))?;
+                work.call_out(CALL_LIMIT, control.power(id, PowerAction::Cycle, intent))
+                    .await?
+                    .map_err(|error| AccessError::new(error.to_string()))?;
                 Ok((Vec::new(), "the provider took the order".to_owned()))
             }
         }
     }
 
+    /// What we lack ourselves is no failure of the machine's: without this, a role server missing on our host
+    /// would count as a try, and reboot every silent machine; and who was rebooted would get none again, and
+    /// lose power for it.
+    async fn have_agent(&self) -> Result<(), HandlerError> {
+        self.access.agent.load().await.map(drop).map_err(|error| HandlerError::new(error.to_string()))
+    }
+
     /// The machine was rebooted: it may be up, and its agent may not have survived.
-    async fn reenroll(&self, work: &Work, snapshot: &Snapshot, left: Span) -> Handled {
-        let Some(recovery) = snapshot.facts.recovery.clone() else {
-            return Handled::finished(Vec::new(), "the ladder was over");
+    async fn reenroll(&self, work: &Work, snapshot: &Snapshot) -> Result<Handled, HandlerError> {
+        let Some((recovery, acted)) =
+            snapshot.facts.recovery.clone().and_then(|recovery| Some((recovery.clone(), recovery.acted?)))
+        else {
+            return Ok(Handled::finished(Vec::new(), "the ladder was over"));
         };
-        let (mut changes, note) = match self.access.enroll(work, snapshot).await {
+        self.have_agent().await?;
+        let (mut changes, note, obstacle) = match self.access.enroll(work, snapshot).await {
             Ok(changes) => {
-                (changes, "the agent was put on it after the reboot; waits for its report".to_owned())
+                (changes, "the agent was put on it after the reboot; waits for its report".to_owned(), None)
             }
-            Err(HandlerError { cause, changes, .. }) => {
-                (changes, format!("waits for it to come up: {cause}"))
+            // A machine that comes up may well refuse us for a while: nobody is called before its time is over.
+            Err(error) => {
+                (error.learnt(), format!("waits for it to come up: {}", error.sentence), error.obstacle)
             }
         };
-        let deadline = recovery.acted.as_ref().map_or(snapshot.now, |acted| acted.deadline);
-        let next_at = look_again(snapshot.now, deadline, left);
-        changes.push(FactChange::Recovery(Recovery { next_at, note: note.clone(), ..recovery }));
-        Handled::finished(changes, note)
+        let next_at = look_again(snapshot.now, acted.deadline, Span(between(acted.at, acted.deadline)));
+        changes.push(FactChange::Recovery(Recovery { next_at, note: note.clone(), obstacle, ..recovery }));
+        Ok(Handled::finished(changes, note))
     }
 }
 
@@ -233,7 +282,7 @@ impl Recoverer {
 /// either. A provider's outage would else send to a person every machine that falls silent meanwhile.
 fn too_early(plan: &RecoveryPlan, unasked: Option<&str>) -> Option<String> {
     match plan {
-        RecoveryPlan::Exhausted { .. } => {
+        RecoveryPlan::CallPerson { obstacle: Obstacle::LadderExhausted, .. } => {
             unasked.map(|why| format!("cannot ask the provider what is left to try: {why}"))
         }
         _ => None,
@@ -242,7 +291,7 @@ fn too_early(plan: &RecoveryPlan, unasked: Option<&str>) -> Option<String> {
 
 /// Where the ladder stands after a step, and how the work ends.
 fn after_step(
-    outcome: Result<(Vec<FactChange>, String), HandlerError>,
+    outcome: Result<(Vec<FactChange>, String), AccessError>,
     recovery: Recovery,
     what: Rung,
     attempt: u32,
@@ -257,10 +306,11 @@ fn after_step(
             changes.push(FactChange::Recovery(Recovery { next_at, note: note.clone(), ..recovery }));
             Ok(Handled::finished(changes, note))
         }
-        Err(HandlerError { cause, mut changes, .. }) => {
+        Err(error) => {
             // A try that failed outright has no report to wait for: the next one comes after a
             // pause, not after the deadline.
-            let note = format!("{tried}: {cause}");
+            let note = format!("{tried}: {}", error.sentence);
+            let mut changes = error.learnt();
             let acted =
                 recovery.acted.clone().map(|acted| crate::model::facts::Acted { deadline: now, ..acted });
             let pause = Span(
@@ -270,6 +320,7 @@ fn after_step(
                 acted,
                 next_at: now,
                 note: note.clone(),
+                obstacle: error.obstacle,
                 ..recovery
             }));
             Err(HandlerError {
@@ -293,7 +344,7 @@ mod tests {
 
     /// A first try of `reboot`, taken at 0, with ten minutes to report.
     fn after_reboot(
-        outcome: Result<(Vec<FactChange>, String), HandlerError>,
+        outcome: Result<(Vec<FactChange>, String), AccessError>,
         now: i64,
     ) -> Result<Handled, HandlerError> {
         let what = Rung { step: Disturbance::Reboot, deadline: Span::minutes(10), tries: 2 };
@@ -310,6 +361,7 @@ mod tests {
             tries: 1,
             next_at: at(0),
             note: "about to reboot the machine".to_owned(),
+            obstacle: None,
         };
         after_step(outcome, recovery, what, 1, at(now))
     }
@@ -336,7 +388,7 @@ mod tests {
     #[test]
     fn step_that_could_not_be_taken_waits_for_no_report() {
         for (now, pause) in [(5, 60), (595, 5), (600, 1), (700, 1)] {
-            let error = after_reboot(Err(HandlerError::new("no route to host")), now).unwrap_err();
+            let error = after_reboot(Err(AccessError::new("no route to host")), now).unwrap_err();
             let ladder = ladder(&error.changes);
             assert_eq!((ladder.next_at, ladder.acted.unwrap().deadline), (at(now), at(now)));
             let backoff = error.backoff.unwrap();
@@ -347,17 +399,47 @@ mod tests {
 
     #[test]
     fn what_only_a_person_can_help_with_survives_the_step() {
-        let stop = FactChange::NeedsHuman("another host key".to_owned());
-        let refused = HandlerError::new("another host key").with_changes(vec![stop.clone()]);
-        assert!(after_reboot(Err(refused), 5).unwrap_err().changes.contains(&stop));
+        let met = |obstacle| {
+            let refused = AccessError { obstacle: Some(obstacle), ..AccessError::new("it refused us") };
+            after_reboot(Err(refused), 5).unwrap_err().changes
+        };
+        let changed = met(Obstacle::HostKeyChanged);
+        assert_eq!(ladder(&changed).obstacle, Some(Obstacle::HostKeyChanged));
+        let reason = "it refused us".to_owned();
+        assert!(changed.contains(&FactChange::NeedsHuman { obstacle: Obstacle::HostKeyChanged, reason }));
+        let refused = met(Obstacle::LoginRefused);
+        assert_eq!(ladder(&refused).obstacle, Some(Obstacle::LoginRefused));
+        assert_eq!(refused.len(), 1, "whether to try again is the plan's to say");
+    }
+
+    #[test]
+    fn provider_is_asked_only_for_what_it_decides() {
+        let act = |step| RecoveryPlan::Act {
+            rung: 0,
+            what: Rung { step, deadline: Span::minutes(1), tries: 1 },
+            attempt: 1,
+        };
+        let call = |obstacle| RecoveryPlan::CallPerson { obstacle, reason: String::new() };
+        for (plan, asked) in [
+            (act(Disturbance::RestartAgent), false),
+            (act(Disturbance::Reboot), true),
+            (act(Disturbance::PowerCycle), true),
+            (call(Obstacle::LadderExhausted), true),
+            (call(Obstacle::LoginRefused), false),
+            (RecoveryPlan::Reenroll { deadline: at(0) }, false),
+        ] {
+            assert_eq!(depends_on_provider(&plan), asked, "{plan:?}");
+        }
     }
 
     #[test]
     fn nobody_is_called_while_the_provider_cannot_be_asked() {
-        let exhausted = RecoveryPlan::Exhausted { reason: "tried in vain".to_owned() };
+        let call = |obstacle| RecoveryPlan::CallPerson { obstacle, reason: "tried in vain".to_owned() };
+        let exhausted = call(Obstacle::LadderExhausted);
         let recovered = RecoveryPlan::Recovered { how: "it reported".to_owned() };
         assert!(too_early(&exhausted, Some("HTTP 503")).unwrap().ends_with(": HTTP 503"));
         assert_eq!(too_early(&exhausted, None), None);
+        assert_eq!(too_early(&call(Obstacle::LoginRefused), Some("HTTP 503")), None);
         assert_eq!(too_early(&recovered, Some("HTTP 503")), None);
     }
 }

@@ -1,4 +1,8 @@
 //! The updater: asks providers what became of their machines.
+//!
+//! What stood in our way at an address says nothing of a machine that has
+//! another one since (a DHCP lease that went to somebody else): what was decided
+//! by it is forgotten, and the machine is tried again.
 
 use async_trait::async_trait;
 
@@ -7,10 +11,10 @@ use crate::bmdb::work::Work;
 use crate::manager::control_loop::{ControlLoop, Handled, HandlerError};
 use crate::manager::provider_set::ProviderSet;
 use crate::model::backoff::Backoff;
-use crate::model::facts::Provided;
-use crate::model::process::Process;
+use crate::model::facts::{MachineFacts, Provided};
+use crate::model::process::{Lane, Process};
 use crate::model::provider_status::ProviderStatus;
-use crate::providers::provider::{ErrorClass, ProviderMachine};
+use crate::providers::provider::{CALL_LIMIT, ErrorClass, ProviderMachine};
 
 /// See the module.
 pub struct Updater {
@@ -34,25 +38,47 @@ impl ControlLoop for Updater {
 
     async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
         let snapshot = work.snapshot().await?;
-        let Some(known) = snapshot.facts.provided else {
+        let facts = &snapshot.facts;
+        let Some(known) = facts.provided.clone() else {
             return Ok(Handled::finished(Vec::new(), "no provider has handed it over"));
         };
         let Some(provider) = self.providers.get(&known.provider) else {
             return Err(HandlerError::new(format!("provider {} is not configured here", known.provider)));
         };
-        work.may_call_out()?;
-        let found = provider.look_at(&known.provider_id).await.map_err(|error| {
-            let pause = work.bmdb().policy().1.update_failure_pause;
-            let permanent = !matches!(error.class, ErrorClass::Transient);
-            HandlerError {
-                backoff: permanent.then_some(Backoff { initial: pause, maximum: pause, exponent: 1.0 }),
-                ..HandlerError::new(error.to_string())
-            }
-        })?;
+        let found =
+            work.call_out(CALL_LIMIT, provider.look_at(&known.provider_id)).await?.map_err(|error| {
+                let pause = work.bmdb().policy().1.update_failure_pause;
+                let permanent = !matches!(error.class, ErrorClass::Transient);
+                HandlerError {
+                    backoff: permanent.then_some(Backoff { initial: pause, maximum: pause, exponent: 1.0 }),
+                    ..HandlerError::new(error.to_string())
+                }
+            })?;
         let (details, unchanged) = compare(&known, found);
-        let detail = if unchanged { "nothing changed" } else { "the provider says something new" };
-        Ok(Handled::finished(vec![FactChange::ProviderLooked { details, unchanged }], detail))
+        let mut detail = if unchanged { "nothing changed" } else { "the provider says something new" };
+        let moved = moved(facts, &known, &details);
+        if !moved.is_empty() {
+            detail = "it is reached another way now; what stood in the way before is forgotten";
+        }
+        let mut changes = vec![FactChange::ProviderLooked { details, unchanged }];
+        changes.extend(moved);
+        Ok(Handled::finished(changes, detail))
     }
+}
+
+/// What is forgotten of a machine that is reached another way from now on.
+fn moved(facts: &MachineFacts, known: &Provided, now: &ProviderDetails) -> Vec<FactChange> {
+    let same =
+        (&known.address, known.ssh_port, &known.ssh_user) == (&now.address, now.ssh_port, &now.ssh_user);
+    let stood = facts.needs_human.as_ref().is_some_and(|waiting| waiting.obstacle.is_of_the_address());
+    if same || now.address.is_none() || !stood {
+        return Vec::new();
+    }
+    let mut changes = vec![FactChange::NeedsHumanCleared];
+    changes.extend(facts.recovery.as_ref().map(|_| FactChange::RecoveryCleared));
+    let access = facts.backoffs.keys().filter(|process| process.lane() == Lane::Access);
+    changes.extend(access.map(|process| FactChange::BackoffCleared(*process)));
+    changes
 }
 
 /// What to store of a provider's answer, and whether it is what was stored before. A machine that
@@ -93,6 +119,9 @@ pub(crate) fn details_of(machine: &ProviderMachine) -> ProviderDetails {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::facts::NeedsHuman;
+    use crate::model::ids::MachineId;
+    use crate::model::needs_human::Obstacle;
     use crate::model::provider_status::Usage;
     use crate::model::time::Timestamp;
 
@@ -132,6 +161,27 @@ mod tests {
         let (details, unchanged) = compare(&known(), Some(found("192.0.2.2")));
         assert!(!unchanged);
         assert_eq!(details.address.as_deref(), Some("192.0.2.2"));
+    }
+
+    #[test]
+    fn what_stood_in_the_way_at_another_address_is_forgotten() {
+        let forgotten = |obstacle: Option<Obstacle>, address: &str| {
+            let mut facts = MachineFacts::unknown(MachineId::generate(), Timestamp::UNIX_EPOCH);
+            facts.needs_human = obstacle.map(|obstacle| NeedsHuman {
+                since: Timestamp::UNIX_EPOCH,
+                reason: "x".into(),
+                obstacle,
+                heard_since: None,
+            });
+            let (details, _) = compare(&known(), Some(found(address)));
+            moved(&facts, &known(), &details)
+        };
+        let cleared = [FactChange::NeedsHumanCleared];
+        assert_eq!(forgotten(Some(Obstacle::HostKeyChanged), "192.0.2.2"), cleared);
+        assert_eq!(forgotten(Some(Obstacle::OtherMachine), "192.0.2.2"), cleared);
+        assert_eq!(forgotten(Some(Obstacle::HostKeyChanged), "192.0.2.1"), [], "it is where it was");
+        assert_eq!(forgotten(Some(Obstacle::LadderExhausted), "192.0.2.2"), [], "it was cut off from power");
+        assert_eq!(forgotten(None, "192.0.2.2"), []);
     }
 
     #[test]

@@ -16,6 +16,7 @@
 pub mod http;
 pub mod provider;
 pub mod simulated;
+pub mod simulated_answers;
 pub mod static_commands;
 pub mod static_list;
 pub mod static_provider;

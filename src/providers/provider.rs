@@ -25,6 +25,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -228,6 +229,9 @@ impl Rungs {
         self.power == PowerSupport::Available
     }
 }
+
+/// Longest time that a provider takes for any call: its own limits lie within.
+pub const CALL_LIMIT: Duration = Duration::from_mins(1);
 
 /// A source of machines.
 #[async_trait]

@@ -2,25 +2,22 @@
 //!
 //! It stands where a hosting company's API would, and is treated like one: a URL
 //! from the configuration, limits on every call, and no trust in an answer that
-//! is not what the contract says. The contract is `simulator/api.rs`'s; nothing
-//! of it is imported, as nothing could be from a hosting company.
+//! is not what the contract says ([`simulated_answers`] judges it). The contract
+//! is `simulator/api.rs`'s; nothing of it is imported, as nothing could be from a
+//! hosting company.
 
 use async_trait::async_trait;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, StatusCode, Url};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::model::host_key::HostKey;
 use crate::model::ids::IntentId;
-use crate::model::provider_status::{PowerState, ProviderStatus, Usage};
+use crate::model::provider_status::PowerState;
 use crate::providers::http;
 use crate::providers::provider::{
     Creation, ErrorClass, PowerAction, PowerControl, PowerSupport, Provider, ProviderError, ProviderMachine,
     ProviderName, RebootControl, RebootMethod,
 };
+use crate::providers::simulated_answers::{self, Refusal};
 
 const KIND: &str = "simulated";
 const CALLER_HEADER: &str = "shepherd-caller";
@@ -43,51 +40,6 @@ pub struct SimulatedProvider {
     caller: Option<String>,
     client: reqwest::Client,
 }
-
-#[derive(Deserialize)]
-struct ListAnswer {
-    machines: Vec<MachineAnswer>,
-}
-
-#[derive(Deserialize)]
-struct MachineAnswer {
-    id: String,
-    usage: UsageAnswer,
-    reservation: String,
-    address: Option<String>,
-    port: Option<u16>,
-    user: Option<String>,
-    location: Option<String>,
-    status: String,
-    host_keys: Vec<HostKeyAnswer>,
-    intent: Option<IntentId>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum UsageAnswer {
-    Unused,
-    Used,
-}
-
-#[derive(Deserialize)]
-struct HostKeyAnswer {
-    algorithm: String,
-    blob: String,
-}
-
-#[derive(Deserialize)]
-struct PowerAnswer {
-    power: String,
-}
-
-#[derive(Deserialize)]
-struct ErrorAnswer {
-    error: String,
-}
-
-#[derive(Deserialize)]
-struct Nothing {}
 
 impl SimulatedProvider {
     /// Checks the configuration; calls nothing yet.
@@ -117,13 +69,13 @@ impl SimulatedProvider {
         url
     }
 
-    /// One call. `Ok(None)` is a 404.
-    async fn call<T: DeserializeOwned>(
+    /// One call: status and body of what was answered.
+    async fn call(
         &self,
         method: Method,
-        url: Url,
+        url: &Url,
         body: Option<Value>,
-    ) -> Result<Option<T>, ProviderError> {
+    ) -> Result<(StatusCode, Vec<u8>), ProviderError> {
         let mut request = self.client.request(method, url.clone());
         if let Some(caller) = &self.caller {
             request = request.header(CALLER_HEADER, caller);
@@ -131,45 +83,15 @@ impl SimulatedProvider {
         if let Some(body) = body {
             request = request.json(&body);
         }
-        let response = request.send().await.map_err(|error| http::failed(&url, &error))?;
-        let status = response.status();
-        let body = http::body(response, &url).await?;
-        if status.is_success() {
-            return serde_json::from_slice(&body).map(Some).map_err(|error| {
-                self.error(ErrorClass::Unreadable, &url, &format!("the answer cannot be read: {error}"))
-            });
-        }
-        let said = serde_json::from_slice::<ErrorAnswer>(&body);
-        if status == StatusCode::NOT_FOUND {
-            // Any web server says 404. Believing a wrong one would make every machine vanish.
-            return match said {
-                Ok(_) => Ok(None),
-                Err(_) => {
-                    Err(self.error(ErrorClass::Configuration, &url, "there is no simulator's API (404)"))
-                }
-            };
-        }
-        let said = match said {
-            Ok(answer) => format!("{} ({})", answer.error, status.as_u16()),
-            Err(_) => format!("it answered {status}"),
-        };
-        let class = if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
-            ErrorClass::Transient
-        } else {
-            ErrorClass::Permanent
-        };
-        Err(self.error(class, &url, &said))
+        let response = request.send().await.map_err(|error| http::failed(url, &error))?;
+        Ok((response.status(), http::body(response, url).await?))
     }
 
-    async fn about<T: DeserializeOwned>(
-        &self,
-        id: &str,
-        what: &str,
-        body: Option<Value>,
-    ) -> Result<T, ProviderError> {
-        let method = if body.is_some() { Method::POST } else { Method::GET };
+    /// Gives a machine an order.
+    async fn order(&self, id: &str, what: &str, body: Value) -> Result<(), ProviderError> {
         let url = self.at(&[id, what]);
-        self.call(method, url.clone(), body).await?.ok_or_else(|| self.unknown(&url, id))
+        let (status, body) = self.call(Method::POST, &url, Some(body)).await?;
+        self.told(&url, simulated_answers::taken(status, &body))?.ok_or_else(|| self.unknown(&url, id))
     }
 
     fn unknown(&self, url: &Url, id: &str) -> ProviderError {
@@ -177,42 +99,11 @@ impl SimulatedProvider {
         ProviderError::new(ErrorClass::NotFound, http::endpoint(url), sentence)
     }
 
-    fn error(&self, class: ErrorClass, url: &Url, said: &str) -> ProviderError {
-        let sentence = format!("provider {} at {}: {said}", self.name, http::shown(url));
-        ProviderError::new(class, http::endpoint(url), sentence)
-    }
-
-    fn machine(&self, answer: MachineAnswer) -> Result<ProviderMachine, ProviderError> {
-        let mut host_keys = Vec::with_capacity(answer.host_keys.len());
-        for key in answer.host_keys {
-            let blob = STANDARD.decode(&key.blob).map_err(|error| {
-                let said = format!("a host key of {} is not base64: {error}", answer.id);
-                self.error(ErrorClass::Unreadable, &self.url, &said)
-            })?;
-            host_keys.push(HostKey { algorithm: key.algorithm, key: blob });
-        }
-        Ok(ProviderMachine {
-            usage: match answer.usage {
-                UsageAnswer::Unused => Usage::KnownUnused { reservation: answer.reservation },
-                UsageAnswer::Used => Usage::KnownUsed,
-            },
-            id: answer.id,
-            address: answer.address,
-            ssh_port: answer.port,
-            ssh_user: answer.user,
-            location: answer.location,
-            status: ProviderStatus::from(answer.status.as_str()),
-            host_keys,
-            intent: answer.intent,
+    fn told<T>(&self, url: &Url, answer: Result<T, Refusal>) -> Result<T, ProviderError> {
+        answer.map_err(|Refusal { class, said }| {
+            let sentence = format!("provider {} at {}: {said}", self.name, http::shown(url));
+            ProviderError::new(class, http::endpoint(url), sentence)
         })
-    }
-
-    async fn listed(&self, url: Url) -> Result<Vec<ProviderMachine>, ProviderError> {
-        let answer: Option<ListAnswer> = self.call(Method::GET, url.clone(), None).await?;
-        let answer = answer.ok_or_else(|| {
-            self.error(ErrorClass::Configuration, &url, "there is no simulator's API (404)")
-        })?;
-        answer.machines.into_iter().map(|machine| self.machine(machine)).collect()
     }
 }
 
@@ -227,12 +118,15 @@ impl Provider for SimulatedProvider {
     }
 
     async fn list(&self) -> Result<Vec<ProviderMachine>, ProviderError> {
-        self.listed(self.at(&[])).await
+        let url = self.at(&[]);
+        let (status, body) = self.call(Method::GET, &url, None).await?;
+        self.told(&url, simulated_answers::list(status, &body))
     }
 
     async fn look_at(&self, id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
-        let answer: Option<MachineAnswer> = self.call(Method::GET, self.at(&[id]), None).await?;
-        answer.map(|answer| self.machine(answer)).transpose()
+        let url = self.at(&[id]);
+        let (status, body) = self.call(Method::GET, &url, None).await?;
+        self.told(&url, simulated_answers::looked_at(status, &body, id))
     }
 
     fn creation(&self) -> Option<&dyn Creation> {
@@ -257,29 +151,18 @@ impl Creation for SimulatedProvider {
     ) -> Result<ProviderMachine, ProviderError> {
         let url = self.at(&[]);
         let body = json!({ "intent": intent, "reservation": reservation });
-        let made: Option<MachineAnswer> = self.call(Method::POST, url.clone(), Some(body)).await?;
-        let made = made.ok_or_else(|| {
+        let (status, body) = self.call(Method::POST, &url, Some(body)).await?;
+        self.told(&url, simulated_answers::made(status, &body, intent))?.ok_or_else(|| {
             let sentence = format!("provider {} knows no reservation {reservation:?}", self.name);
             ProviderError::new(ErrorClass::NotFound, http::endpoint(&url), sentence)
-        })?;
-        self.machine(made)
+        })
     }
 
     async fn find_by_intent(&self, intent: IntentId) -> Result<Option<ProviderMachine>, ProviderError> {
         let mut url = self.at(&[]);
         url.query_pairs_mut().append_pair("intent", &intent.to_string());
-        let mut found = self.listed(url.clone()).await?;
-        let first = found.pop();
-        match &first {
-            // An API that ignores the question answers with everything it has.
-            _ if !found.is_empty() => {
-                Err(self.error(ErrorClass::Unreadable, &url, "more than one machine has one intent"))
-            }
-            Some(machine) if machine.intent != Some(intent) => {
-                Err(self.error(ErrorClass::Unreadable, &url, "the machine found has another intent"))
-            }
-            _ => Ok(first),
-        }
+        let (status, body) = self.call(Method::GET, &url, None).await?;
+        self.told(&url, simulated_answers::found(status, &body, intent))
     }
 }
 
@@ -290,14 +173,14 @@ impl PowerControl for SimulatedProvider {
     }
 
     async fn power(&self, id: &str, action: PowerAction, intent: IntentId) -> Result<(), ProviderError> {
-        let body = json!({ "action": action, "intent": intent });
-        let _: Nothing = self.about(id, "power", Some(body)).await?;
-        Ok(())
+        self.order(id, "power", json!({ "action": action, "intent": intent })).await
     }
 
     async fn power_state(&self, id: &str) -> Result<PowerState, ProviderError> {
-        let answer: PowerAnswer = self.about(id, "power", None).await?;
-        Ok(PowerState::from(answer.power.as_str()))
+        let url = self.at(&[id, "power"]);
+        let (status, body) = self.call(Method::GET, &url, None).await?;
+        let state = self.told(&url, simulated_answers::power_state(status, &body))?;
+        state.ok_or_else(|| self.unknown(&url, id))
     }
 }
 
@@ -308,8 +191,7 @@ impl RebootControl for SimulatedProvider {
     }
 
     async fn reboot(&self, id: &str, intent: IntentId) -> Result<(), ProviderError> {
-        let _: Nothing = self.about(id, "reboot", Some(json!({ "intent": intent }))).await?;
-        Ok(())
+        self.order(id, "reboot", json!({ "intent": intent })).await
     }
 }
 

@@ -68,9 +68,10 @@ pub async fn run(
     let mut group = Group { child };
     let (stdout, stderr) = (group.child.stdout.take(), group.child.stderr.take());
     let finished = tokio::time::timeout(limit, async {
-        // A grandchild that keeps the pipes open counts as the command still running.
-        let (status, stdout, stderr) = tokio::join!(group.child.wait(), read(stdout), read(stderr));
-        status.map(|status| (status, stdout, stderr))
+        // A grandchild that keeps the pipes open counts as the command still running. The command itself is
+        // waited for last: until then its number is nobody else's, and the whole group can be killed by it.
+        let (stdout, stderr) = tokio::join!(read(stdout), read(stderr));
+        group.child.wait().await.map(|status| (status, stdout, stderr))
     })
     .await;
     match finished {
@@ -180,28 +181,34 @@ mod tests {
 
     #[tokio::test]
     async fn the_limit_kills_the_command_and_all_it_started() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("pids");
-        // The grandchild ignores the polite signal and keeps the pipes open.
-        let script =
-            format!("trap '' TERM; sleep 600 & echo $$ $! > {0}.new; mv {0}.new {0}; wait", file.display());
-        let started = Instant::now();
-        let words = argv(&["/bin/sh", "-c", &script]);
-        let running = run(&words, "off", None, Duration::from_secs(2));
-        let error = running.await.unwrap_err();
-        assert!(error.sentence.contains("was killed with all it started"), "{}", error.sentence);
-        assert!(started.elapsed() < Duration::from_secs(30));
-        let pids = std::fs::read_to_string(&file).unwrap();
-        for pid in pids.split_whitespace() {
-            let gone = || match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-                // A zombie is dead; whoever adopted it has only not looked yet.
-                Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
-                Err(_) => true,
-            };
-            let deadline = Instant::now() + Duration::from_secs(30);
-            while !gone() {
-                assert!(Instant::now() < deadline, "process {pid} is still there");
-                tokio::time::sleep(Duration::from_millis(20)).await;
+        // The grandchild ignores the polite signal and keeps the pipes open; the command waits for it, or is
+        // gone itself by then.
+        for end in ["wait", "exit 0"] {
+            let directory = tempfile::tempdir().unwrap();
+            let file = directory.path().join("pids");
+            let script = format!(
+                "trap '' TERM; sleep 600 & echo $$ $! > {0}.new; mv {0}.new {0}; {end}",
+                file.display()
+            );
+            let started = Instant::now();
+            let words = argv(&["/bin/sh", "-c", &script]);
+            let error = run(&words, "off", None, Duration::from_secs(2)).await.unwrap_err();
+            assert!(error.sentence.contains("was killed with all it started"), "{}", error.sentence);
+            assert!(started.elapsed() < Duration::from_secs(30));
+            let pids = std::fs::read_to_string(&file).unwrap();
+            for pid in pids.split_whitespace() {
+                let gone = || match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+                    // A zombie is dead; whoever adopted it has only not looked yet.
+                    Ok(stat) => {
+                        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
+                    }
+                    Err(_) => true,
+                };
+                let deadline = Instant::now() + Duration::from_secs(30);
+                while !gone() {
+                    assert!(Instant::now() < deadline, "process {pid} is still there ({end})");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
             }
         }
     }

@@ -317,12 +317,14 @@ fn kind(json: &str) -> String {
     }
 }
 
+/// As much of a text as a person reads, and nothing that a terminal obeys.
 fn shorten(text: &str) -> String {
-    if text.chars().count() <= SHOWN {
-        return text.to_owned();
+    let printable = |c: char| if c.is_control() { ' ' } else { c };
+    let mut shown: String = text.chars().map(printable).take(SHOWN).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        shown.push('…');
     }
-    let head: String = text.chars().take(SHOWN).collect();
-    format!("{head}…")
+    shown
 }
 
 #[cfg(test)]

@@ -6,11 +6,15 @@
 //! When the new one cannot be read the answer is the error: going on with the
 //! old list would hide a broken edit until the next restart, and would then
 //! surprise at the worst time.
+//!
+//! Callers that come while the list is being read share the next reading. One
+//! after the other, the workers of a shepherd would each wait out the time limit
+//! of a server that hangs, and the last of ten for five minutes.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use reqwest::header::{ETAG, HeaderMap, HeaderValue, IF_MODIFIED_SINCE, IF_NONE_MATCH, LAST_MODIFIED};
 use reqwest::{StatusCode, Url};
@@ -27,7 +31,21 @@ const UNSETTLED_SECONDS: i64 = 2;
 /// One device list, read as often as it changes.
 pub struct Source {
     place: Place,
-    last: Mutex<Option<Last>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The last good list.
+    last: Option<Last>,
+    /// The last reading.
+    reading: Option<Reading>,
+}
+
+/// What one reading came to.
+struct Reading {
+    began: Instant,
+    outcome: Result<Arc<Vec<Device>>, ProviderError>,
 }
 
 enum Place {
@@ -75,7 +93,7 @@ impl Source {
             "http" | "https" => Place::Http { client: http::client(&url)?, url },
             scheme => return Err(wrong(&format!("begins with {scheme}:"))),
         };
-        Ok(Self { place, last: Mutex::new(None) })
+        Ok(Self { place, state: Mutex::default() })
     }
 
     /// The endpoint that errors name.
@@ -89,7 +107,19 @@ impl Source {
 
     /// The list as it is now.
     pub async fn devices(&self) -> Result<Arc<Vec<Device>>, ProviderError> {
-        let mut last = self.last.lock().await;
+        let asked = Instant::now();
+        let mut state = self.state.lock().await;
+        // What was read from a later moment on is the list as it is for whoever asked before.
+        if let Some(reading) = state.reading.as_ref().filter(|reading| reading.began > asked) {
+            return reading.outcome.clone();
+        }
+        let began = Instant::now();
+        let outcome = self.read(&mut state.last).await;
+        state.reading = Some(Reading { began, outcome: outcome.clone() });
+        outcome
+    }
+
+    async fn read(&self, last: &mut Option<Last>) -> Result<Arc<Vec<Device>>, ProviderError> {
         let read = match &self.place {
             Place::File(path) => self.read_file(path, last.as_ref()).await?,
             Place::Http { url, client } => self.read_http(url, client, last.as_ref()).await?,
@@ -201,7 +231,7 @@ impl Source {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use super::*;
 

@@ -12,8 +12,8 @@ use russh::client::{self, ChannelOpenHandle, DisconnectReason, Msg, Session};
 use russh::keys::PublicKeyOrCertificate;
 
 use crate::model::host_key::HostKey;
+use crate::model::readable::readable;
 use crate::takeover::host_keys::{self, HostKeyExpectation};
-use crate::takeover::readable::readable;
 
 /// How a connection ended, told by its task.
 #[derive(Clone, Default)]

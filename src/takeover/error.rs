@@ -69,7 +69,7 @@ pub enum SshError {
         source: io::Error,
     },
     /// Nothing came back within the limit.
-    #[error("{address} did not answer within {} while {doing}", seconds(*limit))]
+    #[error("{address} did not answer within {} ({flag}) while {doing}", seconds(*limit))]
     Timeout {
         /// Host and port.
         address: String,
@@ -77,6 +77,8 @@ pub enum SshError {
         doing: &'static str,
         /// The limit that passed.
         limit: Duration,
+        /// The flag that sets it, for whoever has a slow line.
+        flag: &'static str,
     },
     /// The two sides could not agree on a protocol.
     #[error("the SSH handshake with {address} failed: {reason}")]
@@ -218,9 +220,13 @@ mod tests {
         let unresolvable =
             SshError::Unresolvable { address: address(), source: io::Error::other("no such name") };
         insta::assert_snapshot!(unresolvable, @"the SSH host 192.0.2.7:22 has no address: no such name; check the address in the device list");
-        let timeout =
-            SshError::Timeout { address: address(), doing: "connecting", limit: Duration::from_secs(2) };
-        insta::assert_snapshot!(timeout, @"192.0.2.7:22 did not answer within 2 s while connecting");
+        let timeout = SshError::Timeout {
+            address: address(),
+            doing: "connecting",
+            limit: Duration::from_secs(2),
+            flag: "--agent_ssh_connect_timeout",
+        };
+        insta::assert_snapshot!(timeout, @"192.0.2.7:22 did not answer within 2 s (--agent_ssh_connect_timeout) while connecting");
         let lost = SshError::ConnectionLost {
             address: address(),
             doing: "uploading",

@@ -14,9 +14,9 @@ use bytes::Bytes;
 use russh::{ChannelMsg, Sig};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use crate::model::readable::readable;
 use crate::model::shell_words::{self, NulInWord};
 use crate::takeover::error::SshError;
-use crate::takeover::readable::readable;
 use crate::takeover::session::{Limit, SshSession};
 
 /// Most bytes of standard output that are kept.
@@ -119,8 +119,13 @@ impl SshSession {
     }
 
     async fn run(&self, doing: &'static str, command: &str, stdin: Bytes) -> Result<Output, ExecFailure> {
-        let limit = Limit::new(self.exec_timeout, self.deadline);
+        let limit = Limit::new(self.exec_timeout, "--agent_ssh_exec_timeout", self.deadline);
         let before_start = |error| ExecFailure { started: false, error };
+        // Whoever was frozen until now must not begin anything: a limit alone is looked at only after
+        // the first bytes are on their way.
+        if Instant::now() >= limit.until {
+            return Err(before_start(limit.error(&self.address, doing)));
+        }
         let open = async {
             let channel = self.handle.channel_open_session().await?;
             channel.exec(true, command).await?;

@@ -3,10 +3,13 @@
 //! # Limits
 //!
 //! `--agent_ssh_connect_timeout` (2 s) covers finding the address and making
-//! the TCP connection: that is what tells a dead machine from a living one.
-//! Key exchange and log-in have a longer limit of their own
-//! ([`SshSettings::login_timeout`]), because healthy servers are slow there: an
-//! OpenSSH server looks up the client's name, runs PAM, and waits 2 s after a
+//! the TCP connection: that is what tells a dead machine from a living one. A
+//! hanging one still makes connections, because its kernel does, and then says
+//! nothing: `--agent_ssh_greeting_timeout` (5 s) is how long the first byte of
+//! the server's version line may take, so that such a machine does not hold a
+//! worker for longer. Agreeing on keys and logging in each have a longer limit
+//! (`--agent_ssh_login_timeout`, 20 s), because healthy servers are slow there:
+//! an OpenSSH server looks up the client's name, runs PAM, and waits 2 s after a
 //! wrong password. The caller's deadline bounds all of it.
 //!
 //! # Ending
@@ -33,7 +36,11 @@ use crate::model::host_key::HostKey;
 use crate::takeover::client_key::ClientKey;
 use crate::takeover::connection::{Connection, Ending};
 use crate::takeover::error::{HostKeyChanged, SshError};
+use crate::takeover::heard::Heard;
 use crate::takeover::host_keys::{self, HostKeyExpectation};
+
+const GREETING_FLAG: &str = "--agent_ssh_greeting_timeout";
+const LOGIN_FLAG: &str = "--agent_ssh_login_timeout";
 
 /// How this shepherd connects to any machine.
 #[derive(Clone, Debug)]
@@ -44,7 +51,9 @@ pub struct SshSettings {
     pub password: Option<SecretString>,
     /// For the address and the TCP connection (`--agent_ssh_connect_timeout`).
     pub connect_timeout: Duration,
-    /// For key exchange and log-in.
+    /// From then to the first byte that the host says (`--agent_ssh_greeting_timeout`).
+    pub greeting_timeout: Duration,
+    /// For agreeing on keys, and again for logging in (`--agent_ssh_login_timeout`).
     pub login_timeout: Duration,
     /// For each command (`--agent_ssh_exec_timeout`).
     pub exec_timeout: Duration,
@@ -61,6 +70,7 @@ impl SshSettings {
             key,
             password: None,
             connect_timeout: Duration::from_secs(2),
+            greeting_timeout: Duration::from_secs(5),
             login_timeout: Duration::from_secs(20),
             exec_timeout: Duration::from_mins(1),
             keepalive_interval: Duration::from_secs(5),
@@ -150,7 +160,7 @@ impl SshSession {
 
     async fn log_in(&mut self, settings: &SshSettings, target: &SshTarget) -> Result<(), SshError> {
         const DOING: &str = "logging in";
-        let limit = Limit::new(settings.login_timeout, self.deadline);
+        let limit = Limit::new(settings.login_timeout, LOGIN_FLAG, self.deadline);
         let outcome = timeout_at(limit.until, self.authenticate(settings, &target.user)).await;
         match outcome {
             Err(_) => Err(limit.error(&self.address, DOING)),
@@ -256,13 +266,15 @@ impl Attempt {
 pub(super) struct Limit {
     pub(super) until: Instant,
     duration: Duration,
+    flag: &'static str,
     by_deadline: bool,
 }
 
 impl Limit {
-    pub(super) fn new(duration: Duration, deadline: Instant) -> Self {
+    /// `flag` is the one that sets `duration`.
+    pub(super) fn new(duration: Duration, flag: &'static str, deadline: Instant) -> Self {
         let until = Instant::now() + duration;
-        Self { until: until.min(deadline), duration, by_deadline: deadline <= until }
+        Self { until: until.min(deadline), duration, flag, by_deadline: deadline <= until }
     }
 
     pub(super) fn error(&self, address: &str, doing: &'static str) -> SshError {
@@ -270,7 +282,7 @@ impl Limit {
         if self.by_deadline {
             SshError::Deadline { address, doing }
         } else {
-            SshError::Timeout { address, doing, limit: self.duration }
+            SshError::Timeout { address, doing, limit: self.duration, flag: self.flag }
         }
     }
 }
@@ -326,10 +338,19 @@ async fn handshake(
 
     let connection = Connection::new(expectation.clone());
     let (offered, ending) = (connection.offered(), connection.ending());
-    let limit = Limit::new(settings.login_timeout, deadline);
-    let outcome =
-        timeout_at(limit.until, client::connect_stream(config(settings, algorithms), stream, connection))
-            .await;
+    let (stream, heard) = Heard::new(stream);
+    let limit = Limit::new(settings.login_timeout, LOGIN_FLAG, deadline);
+    let agreeing =
+        timeout_at(limit.until, client::connect_stream(config(settings, algorithms), stream, connection));
+    tokio::pin!(agreeing);
+    let greeting = Limit::new(settings.greeting_timeout, GREETING_FLAG, deadline);
+    // Both sides may speak first, so that we do while we wait.
+    let outcome = tokio::select! {
+        outcome = &mut agreeing => outcome,
+        () = heard.nothing_by(greeting.until) => {
+            return Err(greeting.error(&address, "waiting for its greeting").into());
+        }
+    };
     let refused = |offered: &HostKey| {
         SshError::HostKeyChanged(Box::new(HostKeyChanged {
             address: address.clone(),
@@ -396,7 +417,7 @@ async fn open(
     deadline: Instant,
 ) -> Result<(TcpStream, SocketGuard), SshError> {
     const DOING: &str = "connecting";
-    let limit = Limit::new(settings.connect_timeout, deadline);
+    let limit = Limit::new(settings.connect_timeout, "--agent_ssh_connect_timeout", deadline);
     if Instant::now() >= deadline {
         return Err(limit.error(address, DOING));
     }

@@ -15,10 +15,10 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use prost::Message;
 
+use crate::model::readable::readable;
 use crate::model::remote_step::{ENROLL_BEGIN, PROBE_BEGIN, UPLOAD_BEGIN, probe_key, upload_status};
 use crate::proto::agent::v1::EnrollResponse;
 use crate::takeover::exec::{Exit, Output};
-use crate::takeover::readable::readable;
 
 /// Turns `$1` into an absolute `$p`, and tells messages in English.
 macro_rules! common {
@@ -384,9 +384,12 @@ mod tests {
         // `cat` as it fails on a full disk: /dev/full gives a real ENOSPC.
         let bin = home.path().join("bin");
         std::fs::create_dir(&bin).unwrap();
-        std::fs::write(bin.join("cat"), "#!/bin/sh\nexec /bin/cat >/dev/full\n").unwrap();
-        std::fs::set_permissions(bin.join("cat"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
-            .unwrap();
+        // Not written by this process: a child that another test starts meanwhile would hold it open for writing, and
+        // what is open for writing cannot be executed.
+        let mut writer = Command::new("/bin/sh");
+        let script = r#"printf '#!/bin/sh\nexec /bin/cat >/dev/full\n' >"$0" && chmod 755 "$0""#;
+        writer.args(["-c", script]).arg(bin.join("cat"));
+        assert!(writer.status().unwrap().success());
         let step = RemoteStep::Upload { path: "agent".to_owned(), sha256: sha256(b"x"), size: 1 };
         let output = run(&step, UPLOAD_SCRIPT, home.path(), bin.to_str().unwrap(), b"x");
         let failure = read_upload(&output, &sha256(b"x")).unwrap_err();

@@ -8,19 +8,19 @@ use prost::Message;
 use tokio::time::Instant;
 
 use crate::model::host_key::HostKey;
+use crate::model::readable::readable;
 use crate::model::remote_step::RemoteStep;
 use crate::model::shell_words::NulInWord;
 use crate::proto::agent::v1::{EnrollError, EnrollRequest, EnrollSuccess, enroll_error, enroll_response};
 use crate::takeover::agent_binary::{AgentBinary, Architecture};
 use crate::takeover::error::{Blame, HostKeyChanged, SshError};
 use crate::takeover::host_keys::HostKeyExpectation;
-use crate::takeover::readable::readable;
 use crate::takeover::session::{SshSession, SshSettings, SshTarget};
 use crate::takeover::steps::{
     ENROLL_SCRIPT, PROBE_SCRIPT, StepFailure, UPLOAD_SCRIPT, read_enroll, read_probe, read_upload,
 };
 
-/// Where a takeover is, for logs and progress.
+/// What a takeover is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Connecting and logging in.
@@ -34,6 +34,17 @@ pub enum Step {
     },
     /// Enrolling the agent.
     Enroll,
+}
+
+impl Step {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Connect => "login",
+            Self::Probe => "probe",
+            Self::Upload { .. } => "upload",
+            Self::Enroll => "enrolment",
+        }
+    }
 }
 
 /// A machine that is taken over.
@@ -101,7 +112,8 @@ pub enum TakeoverError {
     /// The machine has seen a higher fence: somebody else holds, or held, a newer lease on it.
     #[error(
         "{address} refused fence {sent} because it has seen fence {known}: another shepherd works on it with a \
-         newer lease, or the database was restored from a backup"
+         newer lease, or the database was restored from a backup: then stop every shepherd and declare it with \
+         `shepherdctl declare restored`"
     )]
     StaleFence {
         /// Host and port.
@@ -113,8 +125,9 @@ pub enum TakeoverError {
     },
     /// The machine is enrolled under another machine id.
     #[error(
-        "{address} is enrolled as another machine than {machine_id}: {message}. Two entries may name one address; \
-             to give the machine a new identity, remove its agent's state directory"
+        "{address} is enrolled as another machine than {machine_id}: {message}. Two entries may name one address, \
+             another machine may have got the address, or its disk may be a copy of another machine's disk; to \
+             give it a new identity, remove its agent's state directory"
     )]
     OtherMachine {
         /// Host and port.
@@ -136,6 +149,16 @@ pub enum TakeoverError {
         bmdb_id: String,
         /// What the agent said.
         message: String,
+    },
+    /// The caller may not touch the machine any more.
+    #[error("the takeover of {address} was stopped before the {step}: {reason}")]
+    Stopped {
+        /// Host and port.
+        address: String,
+        /// `login`, `probe`, `upload` or `enrolment`.
+        step: &'static str,
+        /// Why the caller may not.
+        reason: String,
     },
     /// The agent found the request malformed.
     #[error("the agent on {address} refused the enrolment as malformed: {message}")]
@@ -174,6 +197,7 @@ impl TakeoverError {
     pub const fn blame(&self) -> Blame {
         match self {
             Self::Ssh(error) => error.blame(),
+            Self::Stopped { .. } => Blame::Deadline,
             Self::Remote { .. } | Self::BadAnswer { .. } => Blame::Machine,
             Self::HostKeyChanged(_)
             | Self::AgentPath(_)
@@ -192,6 +216,9 @@ impl TakeoverError {
 ///
 /// Returns when the agent's answer is checked: the request came back unchanged, and the key is one. Whether it
 /// then heartbeats is seen elsewhere. Nothing of this outlives `deadline` or the returned future.
+///
+/// `may_begin` is asked right before each step, and its refusal is where the takeover ends: who was frozen during one
+/// step and lost the machine meanwhile must not begin the next before anybody tells it.
 #[expect(clippy::too_many_arguments, reason = "each is a value of its own, given once, at one call site")]
 pub async fn take_over(
     ssh: &SshSettings,
@@ -201,11 +228,18 @@ pub async fn take_over(
     agent_path: &str,
     request: &EnrollRequest,
     deadline: Instant,
-    progress: impl Fn(Step) + Send + Sync,
+    may_begin: impl Fn(Step) -> Result<(), String> + Send + Sync,
 ) -> Result<TakenOver, TakeoverError> {
-    progress(Step::Connect);
+    let may_begin = |step: Step| {
+        may_begin(step).map_err(|reason| TakeoverError::Stopped {
+            address: target.address(),
+            step: step.name(),
+            reason,
+        })
+    };
+    may_begin(Step::Connect)?;
     let session = SshSession::connect(ssh, target, expectation, deadline).await?;
-    let outcome = on_machine(&session, target, agent, agent_path, request, progress).await;
+    let outcome = on_machine(&session, target, agent, agent_path, request, may_begin).await;
     let host_key = session.host_key().clone();
     session.close().await;
     let (uploaded, success) = outcome?;
@@ -218,7 +252,7 @@ async fn on_machine(
     agent: &AgentBinary,
     agent_path: &str,
     request: &EnrollRequest,
-    progress: impl Fn(Step) + Send + Sync,
+    may_begin: impl Fn(Step) -> Result<(), TakeoverError> + Send + Sync,
 ) -> Result<(bool, EnrollSuccess), TakeoverError> {
     let address = target.address();
     let path = agent_path.to_owned();
@@ -227,7 +261,7 @@ async fn on_machine(
         move |StepFailure(reason)| TakeoverError::Remote { address, step, reason }
     };
 
-    progress(Step::Probe);
+    may_begin(Step::Probe)?;
     let command = RemoteStep::Probe { path: path.clone() }.to_command(PROBE_SCRIPT)?;
     let output = session.exec("asking what the machine is", &command, bytes::Bytes::new()).await?;
     let probe = read_probe(&output).map_err(remote("probe"))?;
@@ -244,7 +278,7 @@ async fn on_machine(
         if !probe.can_digest {
             return Err(TakeoverError::NoDigestProgram { address });
         }
-        progress(Step::Upload { size: agent.size() });
+        may_begin(Step::Upload { size: agent.size() })?;
         let sha256 = agent.sha256().to_owned();
         let command = RemoteStep::Upload { path: path.clone(), sha256, size: agent.size() }
             .to_command(UPLOAD_SCRIPT)?;
@@ -252,7 +286,7 @@ async fn on_machine(
         read_upload(&output, agent.sha256()).map_err(remote("upload"))?;
     }
 
-    progress(Step::Enroll);
+    may_begin(Step::Enroll)?;
     let command = RemoteStep::Enroll { path }.to_command(ENROLL_SCRIPT)?;
     let output = session.exec("enrolling the agent", &command, request.encode_to_vec().into()).await?;
     let response = read_enroll(&output).map_err(remote("enrolment"))?;
@@ -359,8 +393,8 @@ mod tests {
         use enroll_error::Kind;
         let stale = refused(Kind::StaleFence, "stale");
         assert!(matches!(stale, TakeoverError::StaleFence { known: 9, sent: 7, .. }));
-        insta::assert_snapshot!(stale, @"192.0.2.7:22 refused fence 7 because it has seen fence 9: another shepherd works on it with a newer lease, or the database was restored from a backup");
-        insta::assert_snapshot!(refused(Kind::OtherMachine, "it is machine A."), @"192.0.2.7:22 is enrolled as another machine than 5a0c2c4e-0000-4000-8000-000000000001: it is machine A. Two entries may name one address; to give the machine a new identity, remove its agent's state directory");
+        insta::assert_snapshot!(stale, @"192.0.2.7:22 refused fence 7 because it has seen fence 9: another shepherd works on it with a newer lease, or the database was restored from a backup: then stop every shepherd and declare it with `shepherdctl declare restored`");
+        insta::assert_snapshot!(refused(Kind::OtherMachine, "it is machine A."), @"192.0.2.7:22 is enrolled as another machine than 5a0c2c4e-0000-4000-8000-000000000001: it is machine A. Two entries may name one address, another machine may have got the address, or its disk may be a copy of another machine's disk; to give it a new identity, remove its agent's state directory");
         insta::assert_snapshot!(refused(Kind::OtherBmdb, "it is of database B."), @"192.0.2.7:22 belongs to another bare metal database than 5a0c2c4e-0000-4000-8000-00000000000b: it is of database B. Release it there, or remove its agent's state directory if that database is gone");
         insta::assert_snapshot!(refused(Kind::Invalid, "the lane is empty."), @"the agent on 192.0.2.7:22 refused the enrolment as malformed: the lane is empty");
         insta::assert_snapshot!(refused(Kind::Failed, "the state directory\nis locked."), @"the enrolment on 192.0.2.7:22 failed: the state directory is locked");

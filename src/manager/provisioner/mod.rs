@@ -7,16 +7,20 @@
 //! * Before the provider is asked for a machine, the intent is recorded, and
 //!   its id is given to the provider. A crash between the two leaves an open
 //!   intent; the next pass asks the provider what was made under it and adopts
-//!   that, so that creation is exactly-once.
+//!   that, so that creation is exactly-once. A shepherd that was frozen between
+//!   the two asks for nothing any more when it wakes: by then somebody else has
+//!   looked after its intent.
 //! * A list that cannot be read, or cannot be right, engages a brake: nothing is
 //!   created until a list looks right again.
 
 pub mod plan;
 
 use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::change::{FactChange, HostKeySource};
@@ -25,13 +29,15 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::intent::OpenCreation;
 use crate::bmdb::lease::NamedLease;
 use crate::bmdb::provision::NewMachine;
-use crate::bmdb::session::{Session, Sessions};
+use crate::bmdb::session::{Session, Sessions, boot_time};
 use crate::bmdb::work::Decision;
+use crate::manager::control_loop::panic_text;
+use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
 use crate::manager::provisioner::plan::{Limits, ProvisionPlan, plan_provisioning};
 use crate::manager::updater::details_of;
 use crate::model::ids::{IntentId, MachineId};
-use crate::providers::provider::{Creation, Provider, ProviderError, ProviderMachine};
+use crate::providers::provider::{CALL_LIMIT, Provider, ProviderError, ProviderMachine};
 
 /// Kind of the named lease; its name is the provider's.
 const LEASE: &str = "provisioner";
@@ -102,15 +108,13 @@ async fn passes(
     stop: &CancellationToken,
 ) {
     let name = provider.name().as_str();
-    loop {
-        let lease = tokio::select! {
-            () = stop.cancelled() => return,
-            () = session.lost().cancelled() => return,
-            lease = bmdb.take_lease(session, LEASE, name) => lease,
-        };
-        match lease {
+    while !stop.is_cancelled() && !session.lost().is_cancelled() {
+        // Never given up half-way either: the statement goes on without us, and a lease that is taken after
+        // we have looked away stays taken, by a session that is then closed.
+        match bmdb.take_lease(session, LEASE, name).await {
             Ok(Some(lease)) => {
                 tracing::info!(provider = name, fence = lease.fence, "provisioning");
+                failpoint::pass(LEASE, "leased");
                 hold(bmdb, session, &lease, provider, settings, stop).await;
                 if let Err(error) = bmdb.give_back_lease(&lease).await {
                     tracing::warn!(provider = name, %error, "cannot give back a lease; the reaper will");
@@ -140,11 +144,18 @@ async fn hold(
         let more = tokio::select! {
             () = stop.cancelled() => return,
             () = session.lost().cancelled() => return,
-            result = pass(bmdb, lease, provider, settings) => match result {
-                Ok(more) => more,
-                Err(PassError::Bmdb(BmdbError::SessionOver | BmdbError::LeaseLost)) => return,
-                Err(error) => {
+            result = AssertUnwindSafe(pass(bmdb, session, lease, provider, settings)).catch_unwind() => match result {
+                Ok(Ok(more)) => more,
+                Ok(Err(PassError::Bmdb(BmdbError::SessionOver | BmdbError::LeaseLost))) => return,
+                Ok(Err(error)) => {
                     tracing::warn!(provider = lease.name, %error, "a provisioning pass failed");
+                    false
+                }
+                // Ended by it, this task would hold its lease for as long as the process lives, and nobody
+                // would provision.
+                Err(panic) => {
+                    let text = panic_text(&*panic);
+                    tracing::error!(provider = lease.name, text, "a provisioning pass panicked; the next one is made");
                     false
                 }
             },
@@ -163,6 +174,7 @@ async fn hold(
 /// One pass. Says whether another one would find more to create at once.
 async fn pass(
     bmdb: &Bmdb,
+    session: &Session,
     lease: &NamedLease,
     provider: &dyn Provider,
     settings: &ProvisionerSettings,
@@ -171,27 +183,33 @@ async fn pass(
     // The BMDB first: a machine that is recorded between the two readings is then listed and
     // unknown at the worst, and recording it again finds it.
     let known = bmdb.known_machines(name).await?;
-    let listed = match provider.list().await {
+    let listed = provider.list().await;
+    // Frozen meanwhile: what was heard is old, and another shepherd's to say.
+    if session.remaining().is_zero() {
+        return Err(BmdbError::SessionOver.into());
+    }
+    let listed = match listed {
         Ok(listed) => listed,
         Err(error) => {
-            bmdb.provider_list_failed(name, kind, &error.sentence).await?;
+            bmdb.provider_list_failed(lease, kind, &error.sentence).await?;
             let reason = format!("brake: its list cannot be read: {}", error.sentence);
-            engage(bmdb, name, Some(&reason)).await?;
+            engage(bmdb, lease, Some(&reason)).await?;
             return Err(PassError::List { provider: name.to_owned(), error });
         }
     };
-    bmdb.provider_listed(name, kind, listed.len()).await?;
+    bmdb.provider_listed(lease, kind, listed.len()).await?;
+    failpoint::pass(LEASE, "listed");
     let creations = bmdb.open_creations(name).await?;
     let open: BTreeSet<IntentId> = creations.iter().map(|creation| creation.intent).collect();
     let (_, policy) = bmdb.policy();
     let plan = plan_provisioning(&listed, &known, &open, &policy.provisioner_brake, settings.limits);
-    engage(bmdb, name, plan.brake.as_deref()).await?;
+    engage(bmdb, lease, plan.brake.as_deref()).await?;
     settle_open(bmdb, lease, provider, &creations, &plan, policy.outward_limit.0).await?;
     for (machine, reason) in &plan.quarantine {
-        quarantine(bmdb, *machine, reason).await?;
+        quarantine(bmdb, lease, *machine, reason).await?;
     }
     for machine in plan.explained.iter().copied() {
-        clear_quarantine(bmdb, machine).await?;
+        clear_quarantine(bmdb, lease, machine).await?;
     }
     for stranger in &plan.strangers {
         let reason = "the provider says it is in use, and it was not created from here";
@@ -203,15 +221,18 @@ async fn pass(
         tracing::debug!(provider = name, limited, "creation is limited");
     }
     let full_chunk = plan.create.len() >= settings.limits.chunk;
+    let mut made = 0;
     for id in &plan.create {
         settings.creation.ready().await;
-        create(bmdb, lease, provider, id).await?;
+        made += usize::from(create(bmdb, session, lease, provider, id).await?);
     }
-    Ok(full_chunk)
+    // A provider that makes nothing is asked again at the reconciler's pace.
+    Ok(full_chunk && made > 0)
 }
 
-async fn engage(bmdb: &Bmdb, provider: &str, brake: Option<&str>) -> Result<(), BmdbError> {
-    if bmdb.set_provisioner_brake(provider, brake).await? {
+async fn engage(bmdb: &Bmdb, lease: &NamedLease, brake: Option<&str>) -> Result<(), BmdbError> {
+    let provider = &lease.name;
+    if bmdb.set_provisioner_brake(lease, brake).await? {
         if let Some(reason) = brake {
             tracing::warn!(provider, reason, "creation is stopped");
         } else {
@@ -244,7 +265,7 @@ async fn settle_open(
             Ok(Some(machine)) => adopt(bmdb, lease, *intent, &machine).await?,
             Ok(None) if *age < limit => {}
             Ok(None) => {
-                bmdb.settle_intent(*intent, "nothing was made").await?;
+                bmdb.settle_creation(lease, *intent, "nothing was made").await?;
             }
             // Unknown is not "nothing": asked again at the next pass.
             Err(error) => {
@@ -266,30 +287,57 @@ async fn adopt(
     Ok(())
 }
 
-/// Creates one machine. A provider's error skips it and is told; the intent stays open, because
-/// the machine may have been made all the same.
-async fn create(bmdb: &Bmdb, lease: &NamedLease, provider: &dyn Provider, id: &str) -> Result<(), BmdbError> {
-    let Some(creation) = provider.creation() else { return Ok(()) };
+/// Creates one machine; says whether it did. A provider's error skips it and is told; the intent stays
+/// open, because the machine may have been made all the same.
+async fn create(
+    bmdb: &Bmdb,
+    session: &Session,
+    lease: &NamedLease,
+    provider: &dyn Provider,
+    id: &str,
+) -> Result<bool, BmdbError> {
+    let Some(creation) = provider.creation() else { return Ok(false) };
+    let begun = boot_time();
     let intent = bmdb.begin_creation(lease, id).await?;
-    match create_at(creation, intent, id).await {
+    failpoint::pass(LEASE, "intended");
+    let (_, policy) = bmdb.policy();
+    let limit = may_ask(session.remaining(), boot_time().saturating_sub(begun), policy.outward_limit.0)?;
+    let Ok(asked) = tokio::time::timeout(limit, creation.create(intent, Some(id))).await else {
+        tracing::warn!(
+            provider = lease.name,
+            provider_id = id,
+            "creating a machine was not answered within {limit:?}; the next pass finds out what became of it"
+        );
+        return Ok(false);
+    };
+    match asked {
         Ok(machine) => {
+            failpoint::pass(LEASE, "created");
             let new = new_machine(&machine, "created");
             let recorded = bmdb.record_machine(lease, Some(intent), &new).await?;
             tracing::info!(provider = lease.name, provider_id = machine.id, machine = %recorded, "created");
+            failpoint::pass(LEASE, "recorded");
+            Ok(true)
         }
         Err(error) => {
             tracing::warn!(provider = lease.name, provider_id = id, %error, "cannot create a machine; going on with the others");
+            Ok(false)
         }
     }
-    Ok(())
 }
 
-async fn create_at(
-    creation: &dyn Creation,
-    intent: IntentId,
-    id: &str,
-) -> Result<ProviderMachine, ProviderError> {
-    creation.create(intent, Some(id)).await
+/// How long a provider may be asked for a machine whose intent was recorded `age` ago, under a session
+/// that lasts for another `remaining`. Fails when it may not be asked any more.
+///
+/// Whoever holds the lease after us takes an intent that is older than the policy's outward limit, and
+/// of which the provider knows nothing, for one that nothing became of. A machine that is made after that
+/// is a stranger. So the order must not be on its way for longer, and must not begin late: a process
+/// that was frozen right here would send it an hour afterwards.
+fn may_ask(remaining: Duration, age: Duration, outward_limit: Duration) -> Result<Duration, BmdbError> {
+    if remaining.is_zero() {
+        return Err(BmdbError::SessionOver);
+    }
+    Ok(CALL_LIMIT.min(remaining.max(outward_limit.saturating_sub(age))))
 }
 
 fn new_machine(machine: &ProviderMachine, detail: &str) -> NewMachine {
@@ -311,23 +359,55 @@ fn new_machine(machine: &ProviderMachine, detail: &str) -> NewMachine {
     }
 }
 
-async fn quarantine(bmdb: &Bmdb, machine: MachineId, reason: &str) -> Result<(), BmdbError> {
+async fn quarantine(
+    bmdb: &Bmdb,
+    lease: &NamedLease,
+    machine: MachineId,
+    reason: &str,
+) -> Result<(), BmdbError> {
     let reason = reason.to_owned();
     tracing::warn!(%machine, reason, "quarantined");
-    bmdb.change_machine(machine, move |_| Decision {
+    bmdb.change_machine_under(lease, machine, move |_| Decision {
+        // The phase that follows is told with its reason.
         changes: vec![FactChange::Quarantined(reason.clone())],
-        events: vec![("Quarantined".to_owned(), reason.clone())],
+        events: Vec::new(),
         answer: (),
     })
     .await
 }
 
-async fn clear_quarantine(bmdb: &Bmdb, machine: MachineId) -> Result<(), BmdbError> {
+async fn clear_quarantine(bmdb: &Bmdb, lease: &NamedLease, machine: MachineId) -> Result<(), BmdbError> {
     tracing::info!(%machine, "its discrepancy is explained");
-    bmdb.change_machine(machine, |_| Decision {
+    bmdb.change_machine_under(lease, machine, |_| Decision {
         changes: vec![FactChange::QuarantineCleared],
         events: vec![("QuarantineCleared".to_owned(), "the provider lists it again".to_owned())],
         answer: (),
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_provider_is_asked_for_as_long_as_nobody_else_can_have_looked_after_the_intent() {
+        let seconds = Duration::from_secs;
+        for (remaining, age, outward_limit, expected) in [
+            // The policy's limit, less what has passed of it.
+            (27, 0, 60, Some(60)),
+            (27, 20, 60, Some(40)),
+            // Nobody else can hold the lease before our session is over.
+            (27, 50, 60, Some(27)),
+            (27, 500, 60, Some(27)),
+            // Never for longer than any call may take.
+            (27, 0, 600, Some(60)),
+            // Frozen after the intent, for longer than the session: somebody else may have settled it.
+            (0, 0, 60, None),
+            (0, 3600, 60, None),
+        ] {
+            let granted = may_ask(seconds(remaining), seconds(age), seconds(outward_limit));
+            assert_eq!(granted.ok(), expected.map(seconds), "{remaining} {age} {outward_limit}");
+        }
+    }
 }

@@ -91,7 +91,8 @@ pub fn plan_provisioning(
         .iter()
         .map(|machine| (machine.machine, format!("{LOST} any more, and it was not retired here")))
         .collect();
-    limit(&mut plan, known.len(), limits);
+    // What was given back takes no room; what is on its way out does until then.
+    limit(&mut plan, known.iter().filter(|machine| !machine.retired).count(), limits);
     plan
 }
 
@@ -169,6 +170,7 @@ mod tests {
             status: ProviderStatus::Running,
             quarantine: None,
             retiring: false,
+            retired: false,
         })
         .collect()
     }
@@ -190,6 +192,23 @@ mod tests {
         let limited = plan_provisioning(&offered, &known(0..10), &BTreeSet::new(), &BRAKE, limits);
         assert_eq!(limited.create, ["m010", "m011"]);
         assert!(limited.limited.is_some());
+    }
+
+    #[test]
+    fn retired_machines_take_no_room_and_retiring_ones_do() {
+        let mut ours = known(0..10);
+        for machine in &mut ours[..4] {
+            machine.retiring = true;
+        }
+        for machine in &mut ours[..3] {
+            machine.retired = true;
+        }
+        let limits = Limits { max_machines: Some(12), chunk: 20 };
+        // The provider lists what it took back no more.
+        let offered = list(3..50, &Usage::PossiblyUsed);
+        let plan = plan_provisioning(&offered, &ours, &BTreeSet::new(), &BRAKE, limits);
+        assert_eq!(plan.create, ["m010", "m011", "m012", "m013", "m014"]);
+        assert!(plan.quarantine.is_empty());
     }
 
     #[test]
