@@ -9,11 +9,21 @@
 //! New settings that come with an answer are used at once, and the ones that
 //! carried the answer stay as a fallback until the new ones have worked: a wrong
 //! certificate pushed to a fleet must not cut it off.
+//!
+//! A connection that works is kept. Endpoints are told anew whenever a shepherd
+//! starts or stops, to the whole fleet at once, and a database that is away is
+//! away for the whole fleet: did every agent shake hands anew each time, the
+//! shepherds would come back to nothing but handshakes. So the way in use stays
+//! in use while it is among the new ones, and an answer that says no is not
+//! taken for a broken connection. The other ways are shuffled, or all agents of
+//! a shepherd that stops would go to the same next one.
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt as _;
+use rand::seq::SliceRandom as _;
 use rustls::ClientConfig;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +41,7 @@ use crate::roleserver::connection;
 use crate::roleserver::conversation::{Conversation, Delivered, Speaker};
 use crate::roleserver::enrolment::Settings;
 use crate::roleserver::identity::Identity;
+use crate::roleserver::known_time::{KnownTime, Told};
 
 /// How long one heartbeat may take, connecting included.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,6 +49,9 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a heartbeat waits for the hardware to be read; a disk that hangs
 /// longer delays the report, never the heartbeat.
 const HARDWARE_PATIENCE: Duration = Duration::from_secs(20);
+/// So many failures in a row are borne on one connection to the only endpoint. Behind one address
+/// there may be several servers, and the next connection may find another one.
+const FAILURES_PER_CONNECTION: u32 = 4;
 /// The second heartbeat brings the hardware report, for which nobody should wait an interval.
 const BEFORE_REPORT: Duration = Duration::from_secs(2);
 
@@ -65,6 +79,8 @@ pub struct Agent {
     pub agent_version: String,
     /// The boot and the time since it.
     pub clock: Arc<dyn BootClock>,
+    /// What time it is, as a shepherd said.
+    pub time: Arc<KnownTime>,
     /// The hardware.
     pub hardware: ReadHardware,
     /// Who hears of it; [`ignore`] when nobody does.
@@ -98,8 +114,9 @@ pub enum Event {
     Settings {
         /// The new ones.
         settings: Settings,
-        /// The ones to fall back to until the new ones have worked.
-        fallback: Settings,
+        /// The ones to fall back to until the new ones have worked; none when the way in use is
+        /// one of the new ones.
+        fallback: Option<Settings>,
     },
     /// The settings in use have worked; no fallback is needed any more.
     SettingsWork,
@@ -107,6 +124,11 @@ pub enum Event {
     SettingsRefused {
         /// Which field, and why.
         reason: String,
+    },
+    /// An answer said what time it is, and that is worth keeping.
+    Time {
+        /// The time and where in the boot it was said.
+        told: Told,
     },
 }
 
@@ -170,6 +192,9 @@ impl Loop {
                     failures = 0;
                     let delivered = self.talk.answered(&answer);
                     (self.agent.observer)(&Event::Delivered { endpoint, seq: heartbeat.seq, delivered });
+                    if let Some(told) = self.agent.time.hear(answer.shepherd_time_ms) {
+                        (self.agent.observer)(&Event::Time { told });
+                    }
                     self.adopt(&answer);
                     let interval = self.agent.settings.heartbeat_interval();
                     let soon = self.talk.wants_report() && heartbeat.hardware_report.is_none();
@@ -181,7 +206,8 @@ impl Loop {
                 Err(status) => {
                     failures += 1;
                     self.talk.refused(status.code());
-                    let pause = backoff::after_failure(failures, self.targets.len(), random);
+                    let interval = self.agent.settings.heartbeat_interval();
+                    let pause = backoff::after_failure(failures, self.targets.len(), interval, random);
                     (self.agent.observer)(&Event::Failed {
                         endpoint,
                         error: sentence(&status),
@@ -189,7 +215,9 @@ impl Loop {
                         pause,
                     });
                     if turns(status.code()) {
-                        self.client = None;
+                        if self.targets.len() > 1 || failures.is_multiple_of(FAILURES_PER_CONNECTION) {
+                            self.client = None;
+                        }
                         self.current = (self.current + 1) % self.targets.len();
                     }
                     pause
@@ -221,7 +249,16 @@ impl Loop {
 
     async fn send(&mut self, heartbeat: &wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> {
         let late = |_| Status::deadline_exceeded(format!("no answer within {} s", CALL_TIMEOUT.as_secs()));
-        tokio::time::timeout(CALL_TIMEOUT, self.call(heartbeat)).await.map_err(late)?
+        let outcome = tokio::time::timeout(CALL_TIMEOUT, self.call(heartbeat)).await.map_err(late);
+        let outcome = outcome.and_then(|answer| answer);
+        // What a server says has no cause that we would know; a connection that broke has.
+        if outcome
+            .as_ref()
+            .is_err_and(|status| status.code() == Code::DeadlineExceeded || status.source().is_some())
+        {
+            self.client = None;
+        }
+        outcome
     }
 
     async fn call(&mut self, heartbeat: &wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> {
@@ -237,7 +274,8 @@ impl Loop {
                     Some(fallback) if target.of_fallback => fallback,
                     _ => &self.agent.settings,
                 };
-                let config = connection::client_config(&self.agent.identity, &settings.ca_certificates)
+                let (identity, time) = (&self.agent.identity, &self.agent.time);
+                let config = connection::client_config(identity, &settings.ca_certificates, time)
                     .map_err(unavailable)?;
                 target.config.insert(config).clone()
             };
@@ -254,7 +292,7 @@ impl Loop {
             self.targets.retain(|target| !target.of_fallback);
             (self.agent.observer)(&Event::SettingsWork);
         }
-        let settings = match self.agent.settings.changed_by(answer) {
+        let mut settings = match self.agent.settings.changed_by(answer) {
             Ok(settings) if settings == self.agent.settings => return,
             Ok(settings) => settings,
             Err(reason) => {
@@ -266,17 +304,21 @@ impl Loop {
             Some(fallback) if by_fallback => fallback.clone(),
             _ => self.agent.settings.clone(),
         };
-        let same_way =
-            settings.endpoints == working.endpoints && settings.ca_certificates == working.ca_certificates;
-        let event = Event::Settings { settings: settings.clone(), fallback: working.clone() };
-        self.agent.settings = settings;
-        if !same_way || by_fallback {
-            self.agent.fallback = (!same_way).then_some(working);
-            self.targets = targets(&self.agent.settings, self.agent.fallback.as_ref());
+        settings.endpoints.shuffle(&mut rand::rng());
+        let here = &self.targets[self.current].endpoint;
+        let again = settings.endpoints.iter().position(|endpoint| endpoint == here);
+        let again = again.filter(|_| settings.ca_certificates == working.ca_certificates);
+        if let Some(again) = again {
+            // First from now on, after a restart too.
+            settings.endpoints.swap(0, again);
+        } else {
             self.client = None;
-            self.current = 0;
         }
-        (self.agent.observer)(&event);
+        self.agent.fallback = again.is_none().then_some(working);
+        self.agent.settings = settings.clone();
+        self.targets = targets(&self.agent.settings, self.agent.fallback.as_ref());
+        self.current = 0;
+        (self.agent.observer)(&Event::Settings { settings, fallback: self.agent.fallback.clone() });
     }
 }
 
@@ -321,6 +363,7 @@ mod tests {
 
     fn agent(events: &Arc<std::sync::Mutex<Vec<Event>>>) -> Agent {
         let events = events.clone();
+        let clock = Arc::new(HostClock::read().unwrap());
         Agent {
             machine_id: MachineId::generate(),
             identity: Arc::new(Identity::generate().unwrap()),
@@ -329,7 +372,8 @@ mod tests {
             access_fence: 1,
             incarnation: Uuid::new_v4(),
             agent_version: "1".to_owned(),
-            clock: Arc::new(HostClock::read().unwrap()),
+            clock: clock.clone(),
+            time: Arc::new(KnownTime::new(clock, None)),
             hardware: Arc::new(HardwareReport::default),
             observer: Arc::new(move |event| events.lock().unwrap().push(event.clone())),
         }
@@ -337,6 +381,11 @@ mod tests {
 
     fn moves_to(endpoint: &str) -> wire::HeartbeatResponse {
         wire::HeartbeatResponse { endpoints: vec![endpoint.to_owned()], ..Default::default() }
+    }
+
+    fn tells(endpoints: &[&str]) -> wire::HeartbeatResponse {
+        let endpoints = endpoints.iter().map(|endpoint| (*endpoint).to_owned()).collect();
+        wire::HeartbeatResponse { endpoints, ..Default::default() }
     }
 
     fn ways(work: &Loop) -> Vec<(&str, bool)> {
@@ -383,6 +432,47 @@ mod tests {
         work.current = 1;
         work.adopt(&moves_to("good:1"));
         assert_eq!(ways(&work), [("good:1", false), ("old:1", true)]);
+    }
+
+    #[test]
+    fn way_in_use_stays_first_when_others_come_and_go() {
+        let events = Arc::default();
+        let mut work = Loop::new(agent(&events));
+        work.adopt(&tells(&["aaa:1", "old:1", "zzz:1"]));
+        assert_eq!(ways(&work)[0], ("old:1", false));
+        assert_eq!(ways(&work).len(), 3);
+        work.current = 2;
+        let second = work.targets[2].endpoint.clone();
+        work.adopt(&tells(&["bbb:1", &second]));
+        assert_eq!(ways(&work), [(second.as_str(), false), ("bbb:1", false)]);
+        work.adopt(&tells(&["bbb:1", &second]));
+        let events = events.lock().unwrap();
+        let settings: Vec<_> =
+            events.iter().map(|event| matches!(event, Event::Settings { fallback: None, .. })).collect();
+        assert_eq!(
+            settings,
+            [true, true],
+            "nothing has to be proven, and the same list is no news: {events:?}"
+        );
+    }
+
+    #[test]
+    fn agents_of_one_server_do_not_all_go_to_the_same_next_one() {
+        let next = || {
+            let mut work = Loop::new(agent(&Arc::default()));
+            work.adopt(&tells(&["old:1", "a:1", "b:1", "c:1"]));
+            work.targets[1].endpoint.clone()
+        };
+        let chosen: std::collections::BTreeSet<_> = (0..200).map(|_| next()).collect();
+        assert_eq!(chosen.len(), 3);
+    }
+
+    #[test]
+    fn other_authority_has_to_prove_itself_on_the_same_way() {
+        let mut work = Loop::new(agent(&Arc::default()));
+        let ca = Identity::generate().unwrap().certificate_der().to_vec();
+        work.adopt(&wire::HeartbeatResponse { ca_certificates: vec![ca], ..Default::default() });
+        assert_eq!(ways(&work), [("old:1", false), ("old:1", true)]);
     }
 
     #[test]

@@ -1,29 +1,30 @@
 //! How long to wait when nobody answers.
 //!
 //! Endless, because a machine that gives up calling is a machine that somebody
-//! has to visit. The longest pause stays far below the shepherd's silence limit
-//! (10 min), so that a fleet whose shepherd was away is back before anyone is
-//! suspected; half of each pause is random, so that it does not come back as
-//! one wave.
+//! has to visit. The longest pause is four heartbeat intervals, and a minute at
+//! the most: where a silence limit is longer than that, a fleet whose shepherd
+//! was away is back before anyone is suspected (by default 30 s and 10 min).
+//! Half of each pause is random, so that it does not come back as one wave.
 
 use std::time::Duration;
 
-/// The longest pause between two tries.
+/// The longest pause between two tries, however long the interval.
 pub const LONGEST: Duration = Duration::from_mins(1);
 
 const SHORTEST: Duration = Duration::from_secs(1);
 const BETWEEN_ENDPOINTS: Duration = Duration::from_millis(200);
 
 /// The pause after `failures` failures in a row (at least one) with `endpoints`
-/// to try; `random` is from 0 to 1.
+/// to try, where a heartbeat is due every `interval`; `random` is from 0 to 1.
 ///
 /// Every endpoint is tried once before the pause grows.
 #[must_use]
-pub fn after_failure(failures: u32, endpoints: usize, random: f64) -> Duration {
+pub fn after_failure(failures: u32, endpoints: usize, interval: Duration, random: f64) -> Duration {
+    let longest = interval.saturating_mul(4).clamp(SHORTEST, LONGEST);
     let endpoints = u32::try_from(endpoints).unwrap_or(u32::MAX).max(1);
     let rounds = failures / endpoints;
     let whole = if failures.is_multiple_of(endpoints) && rounds > 0 {
-        SHORTEST.saturating_mul(2_u32.saturating_pow(rounds - 1)).min(LONGEST)
+        SHORTEST.saturating_mul(2_u32.saturating_pow(rounds - 1)).min(longest)
     } else {
         BETWEEN_ENDPOINTS
     };
@@ -40,21 +41,33 @@ pub fn between_heartbeats(interval: Duration, random: f64) -> Duration {
 mod tests {
     use super::*;
 
+    const USUAL: Duration = Duration::from_secs(30);
+
     #[test]
     fn pause_doubles_with_each_round_up_to_a_minute() {
         let milliseconds = [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000];
         for (failures, expected) in (1..).zip(milliseconds) {
-            assert_eq!(after_failure(failures, 1, 1.0), Duration::from_millis(expected), "{failures}");
-            assert_eq!(after_failure(failures, 1, 0.0), Duration::from_millis(expected / 2), "{failures}");
+            let pause = |random| after_failure(failures, 1, USUAL, random);
+            assert_eq!(pause(1.0), Duration::from_millis(expected), "{failures}");
+            assert_eq!(pause(0.0), Duration::from_millis(expected / 2), "{failures}");
         }
-        assert_eq!(after_failure(u32::MAX, 1, 1.0), LONGEST);
+        assert_eq!(after_failure(u32::MAX, 1, USUAL, 1.0), LONGEST);
+    }
+
+    #[test]
+    fn pause_stays_within_four_intervals() {
+        for (interval, longest) in [(0, 1000), (200, 1000), (1000, 4000), (5000, 20_000), (600_000, 60_000)] {
+            let pause = after_failure(u32::MAX, 1, Duration::from_millis(interval), 1.0);
+            assert_eq!(pause, Duration::from_millis(longest), "{interval}");
+        }
     }
 
     #[test]
     fn other_endpoints_are_tried_before_the_pause_grows() {
-        let pauses: Vec<_> = (1..=6).map(|failures| after_failure(failures, 3, 1.0).as_millis()).collect();
+        let pauses: Vec<_> =
+            (1..=6).map(|failures| after_failure(failures, 3, USUAL, 1.0).as_millis()).collect();
         assert_eq!(pauses, [200, 200, 1000, 200, 200, 2000]);
-        assert_eq!(after_failure(1, 0, 1.0), Duration::from_secs(1));
+        assert_eq!(after_failure(1, 0, USUAL, 1.0), Duration::from_secs(1));
     }
 
     #[test]

@@ -5,10 +5,13 @@
 //! believed to be alive, and the boot clock grows over restarts of the agent
 //! and over suspension. A simulated machine brings a clock of its own.
 
-use std::path::Path;
+use std::io;
+
+/// Where the kernel tells which boot this is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Tells the boot and the time since it.
-pub trait BootClock: Send + Sync {
+pub trait BootClock: std::fmt::Debug + Send + Sync {
     /// UUID of the running boot, hyphenated lower case.
     fn boot_id(&self) -> String;
     /// Milliseconds since that boot began, never falling.
@@ -23,8 +26,11 @@ pub struct HostClock {
 
 impl HostClock {
     /// Reads the boot id once; it cannot change while the program lives.
-    pub fn read() -> std::io::Result<Self> {
-        let boot_id = std::fs::read_to_string(Path::new("/proc/sys/kernel/random/boot_id"))?;
+    pub fn read() -> io::Result<Self> {
+        let boot_id = std::fs::read_to_string(BOOT_ID).map_err(|error| {
+            let sentence = format!("{BOOT_ID} cannot be read: {error}; is /proc mounted?");
+            io::Error::new(error.kind(), sentence)
+        })?;
         Ok(Self { boot_id: boot_id.trim().to_owned() })
     }
 }

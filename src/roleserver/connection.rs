@@ -1,11 +1,14 @@
 //! One TLS 1.3 connection to one callback server.
 //!
 //! The machine proves its key by the handshake, the server its name by a chain
-//! to the certificates the machine was given. tonic's own client TLS takes TLS
+//! to the certificates the machine was given, valid at the time that
+//! `server_verifier.rs` finds. tonic's own client TLS takes TLS
 //! 1.2 too and the process-wide cryptography provider, which a library that
 //! runs beside others must not rely on; so the handshake is made here.
 
 use std::future::Future;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,8 +16,10 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
+use rustls::client::VerifierBuilderError;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::codegen::Service;
@@ -24,11 +29,15 @@ use tonic::transport::{Channel, Endpoint as Transport};
 use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use crate::roleserver::endpoint::Endpoint;
 use crate::roleserver::identity::Identity;
+use crate::roleserver::known_time::KnownTime;
+use crate::roleserver::server_verifier::ServerVerifier;
 use crate::roleserver::trust;
 
 /// The largest answer that is read.
 const ANSWER_LIMIT_BYTES: usize = 4 << 20;
 const KEEPALIVE: Duration = Duration::from_mins(1);
+/// How long one address of a name is tried alone.
+const NEXT_ADDRESS: Duration = Duration::from_millis(250);
 
 /// Why a callback server could not be reached.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +45,9 @@ pub enum ConnectError {
     /// There is nothing to verify servers against.
     #[error(transparent)]
     Trust(#[from] trust::TrustError),
+    /// There is nothing to verify servers with.
+    #[error("servers cannot be verified: {0}")]
+    Verifier(#[from] VerifierBuilderError),
     /// The identity and TLS do not fit.
     #[error("TLS could not be set up: {0}")]
     Tls(#[from] rustls::Error),
@@ -47,15 +59,18 @@ pub enum ConnectError {
     Transport(String),
 }
 
-/// TLS for one identity and one set of CA certificates.
+/// TLS for one identity and one set of CA certificates, judged by this machine's clock or by `time`.
 pub fn client_config(
     identity: &Identity,
     ca_certificates: &[Vec<u8>],
+    time: &Arc<KnownTime>,
 ) -> Result<Arc<ClientConfig>, ConnectError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = ServerVerifier::new(trust::store(ca_certificates)?, &provider, time.clone())?;
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_root_certificates(trust::store(ca_certificates)?)
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_auth_cert(vec![identity.certificate_der().clone()], identity.private_key())?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Arc::new(config))
@@ -102,6 +117,31 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     said.join(": ")
 }
 
+/// Connects to the first of a name's addresses that takes a connection.
+///
+/// The next one is tried beside the earlier ones when these have not answered for a moment (as in
+/// RFC 8305): a machine with IPv6 addresses and no way to the IPv6 network gets no refusal, only
+/// silence, and one address after the other would use up the whole time of a heartbeat.
+async fn dial(addresses: Vec<SocketAddr>) -> std::io::Result<TcpStream> {
+    let mut waiting = addresses.into_iter().peekable();
+    let mut tries = JoinSet::new();
+    let mut failure = std::io::Error::new(ErrorKind::NotFound, "the name has no address");
+    loop {
+        if let Some(address) = waiting.next() {
+            tries.spawn(TcpStream::connect(address));
+        }
+        tokio::select! {
+            ended = tries.join_next() => match ended {
+                Some(Ok(Ok(stream))) => return Ok(stream),
+                Some(Ok(Err(error))) => failure = error,
+                Some(Err(error)) => failure = error.into(),
+                None => return Err(failure),
+            },
+            () = tokio::time::sleep(NEXT_ADDRESS), if waiting.peek().is_some() => {}
+        }
+    }
+}
+
 /// Opens the stream that tonic then speaks HTTP/2 on.
 struct Connector {
     endpoint: Endpoint,
@@ -124,9 +164,43 @@ impl Service<Uri> for Connector {
         let address = (self.endpoint.host(), self.endpoint.port());
         let (tls, server_name) = (self.tls.clone(), self.server_name.clone());
         Box::pin(async move {
-            let stream = TcpStream::connect(address).await?;
+            let addresses = tokio::net::lookup_host(address).await?.collect();
+            let stream = dial(addresses).await?;
             stream.set_nodelay(true)?;
             Ok(TokioIo::new(tls.connect(server_name, stream).await?))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listener that nobody gets through to: its queue is full and stays so.
+    fn silent() -> (rustix::fd::OwnedFd, Vec<std::net::TcpStream>, SocketAddr) {
+        use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        listen(&socket, 0).unwrap();
+        let address = SocketAddr::try_from(getsockname(&socket).unwrap()).unwrap();
+        let mut queued = Vec::new();
+        while let Ok(stream) = std::net::TcpStream::connect_timeout(&address, Duration::from_millis(300)) {
+            queued.push(stream);
+            assert!(queued.len() < 10, "the queue has no end");
+        }
+        (socket, queued, address)
+    }
+
+    #[tokio::test]
+    async fn address_that_says_nothing_does_not_use_up_the_time_of_the_next() {
+        let (_socket, _queued, silent) = silent();
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let open = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let open = open.local_addr().map(|address| (open, address)).unwrap();
+        let dialled = tokio::time::timeout(Duration::from_secs(10), dial(vec![silent, closed, open.1])).await;
+        assert_eq!(dialled.unwrap().unwrap().peer_addr().unwrap(), open.1);
+        let refused = dial(vec![closed]).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(dial(Vec::new()).await.unwrap_err().to_string(), "the name has no address");
     }
 }

@@ -11,7 +11,7 @@
 //! on a machine keeps the result in its state directory, a simulated machine in
 //! its own state, and both refuse exactly the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -34,15 +34,35 @@ const MOST_ENDPOINTS: usize = 64;
 const MOST_CERTIFICATES: usize = 64;
 
 /// How to reach the shepherd: what an enrolment gives and an answer may change.
+///
+/// Always usable: what is read from a file is verified like what comes over a wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "KeptSettings")]
 pub struct Settings {
     /// Callback servers, tried in turn; never empty.
     pub endpoints: Vec<String>,
     /// DER certificates to verify them against; empty means the machine's own store.
-    #[serde(with = "base64_list")]
+    #[serde(serialize_with = "base64_list::serialize")]
     pub ca_certificates: Vec<Vec<u8>>,
     /// Seconds between heartbeats; 0 means [`DEFAULT_INTERVAL`].
     pub heartbeat_interval_seconds: u32,
+}
+
+/// Settings as they stand in a file.
+#[derive(Deserialize)]
+struct KeptSettings {
+    endpoints: Vec<String>,
+    #[serde(with = "base64_list")]
+    ca_certificates: Vec<Vec<u8>>,
+    heartbeat_interval_seconds: u32,
+}
+
+impl TryFrom<KeptSettings> for Settings {
+    type Error = String;
+
+    fn try_from(kept: KeptSettings) -> Result<Self, String> {
+        Self::new(&kept.endpoints, &kept.ca_certificates, kept.heartbeat_interval_seconds)
+    }
 }
 
 /// What a machine keeps of being enrolled.
@@ -54,10 +74,13 @@ pub struct Enrolment {
     pub bmdb_id: Uuid,
     /// Highest fence seen in each lane.
     pub fences: BTreeMap<Lane, i64>,
+    /// The session that each of them was held by, where it said so.
+    #[serde(default)]
+    pub holders: BTreeMap<Lane, Uuid>,
     /// How to reach the shepherd.
     pub settings: Settings,
-    /// Grows with each request that changed anything; an agent started for an
-    /// older one is started again.
+    /// Another one with each request that changed anything; an agent started for
+    /// an earlier one is started again.
     pub revision: u64,
 }
 
@@ -72,9 +95,9 @@ pub enum EnrollError {
     Invalid(String),
     /// The machine has seen a higher fence in that lane.
     #[error(
-        "this machine has seen fence {known} in lane {lane} and refuses {offered}: somebody else \
-         has taken over since; let this work go, or, after restoring a backup of the bare metal \
-         database, let its fences grow past {known}"
+        "this machine has seen fence {known} in lane {lane} and refuses {offered} from here: \
+         somebody else has taken over since; let this work go, or, when the bare metal database was \
+         restored from a backup, declare that with `shepherdctl declare restored`"
     )]
     StaleFence {
         /// The lane of the request.
@@ -181,9 +204,16 @@ impl Settings {
 
     /// These settings with what an answer replaces.
     ///
-    /// The error names the field; nothing of a broken answer is taken.
+    /// The error names the field; nothing of a broken answer is taken. In which
+    /// order endpoints are tried is the machine's own business, so the same ones
+    /// in another order are no change.
     pub fn changed_by(&self, answer: &wire::HeartbeatResponse) -> Result<Self, String> {
-        let endpoints = if answer.endpoints.is_empty() { &self.endpoints } else { &answer.endpoints };
+        let same = |list: &[String]| list.iter().collect::<BTreeSet<_>>() == self.endpoints.iter().collect();
+        let endpoints = if answer.endpoints.is_empty() || same(&answer.endpoints) {
+            &self.endpoints
+        } else {
+            &answer.endpoints
+        };
         let ca_certificates =
             if answer.ca_certificates.is_empty() { &self.ca_certificates } else { &answer.ca_certificates };
         let interval = match answer.heartbeat_interval_seconds {
@@ -210,7 +240,7 @@ impl Settings {
 pub fn enroll(kept: Option<&Enrolment>, request: &wire::EnrollRequest) -> Result<Enrolment, EnrollError> {
     let machine_id = MachineId(uuid_field("machine_id", &request.machine_id)?);
     let bmdb_id = uuid_field("bmdb_id", &request.bmdb_id)?;
-    let lane: Lane = request.lane.parse().map_err(|error| EnrollError::Invalid(format!("lane: {error}")))?;
+    let lane = lane_field(&request.lane)?;
     if request.fence < 1 {
         return Err(EnrollError::Invalid(format!("fence is {}; the first one is 1", request.fence)));
     }
@@ -218,9 +248,22 @@ pub fn enroll(kept: Option<&Enrolment>, request: &wire::EnrollRequest) -> Result
         Settings::new(&request.endpoints, &request.ca_certificates, request.heartbeat_interval_seconds)
             .map_err(EnrollError::Invalid)?;
 
+    if request.shepherd_time_ms < 0 {
+        return Err(EnrollError::Invalid(format!(
+            "shepherd_time_ms is {}; no shepherd runs before 1970",
+            request.shepherd_time_ms
+        )));
+    }
+
+    let holder = match request.session_id.as_str() {
+        "" => None,
+        text => Some(uuid_field("session_id", text)?),
+    };
+
     let Some(kept) = kept else {
         let fences = BTreeMap::from([(lane, request.fence)]);
-        return Ok(Enrolment { machine_id, bmdb_id, fences, settings, revision: 1 });
+        let holders = holder.into_iter().map(|holder| (lane, holder)).collect();
+        return Ok(Enrolment { machine_id, bmdb_id, fences, holders, settings, revision: 1 });
     };
     // Whose the machine is comes first: a fence of another database means nothing here.
     if kept.bmdb_id != bmdb_id {
@@ -230,15 +273,29 @@ pub fn enroll(kept: Option<&Enrolment>, request: &wire::EnrollRequest) -> Result
         return Err(EnrollError::OtherMachine { offered: machine_id, known: kept.machine_id });
     }
     let known = kept.fences.get(&lane).copied().unwrap_or(0);
-    if request.fence < known {
+    // Nobody is given a fence that another session had, but by a database that has forgotten.
+    let of_another = request.fence == known
+        && holder.is_some_and(|holder| kept.holders.get(&lane).is_some_and(|kept| *kept != holder));
+    if request.fence < known || of_another {
         return Err(EnrollError::StaleFence { lane, offered: request.fence, known });
     }
     if request.fence == known && kept.settings == settings {
         return Ok(kept.clone());
     }
-    let mut fences = kept.fences.clone();
+    let (mut fences, mut holders) = (kept.fences.clone(), kept.holders.clone());
     fences.insert(lane, request.fence);
-    Ok(Enrolment { machine_id, bmdb_id, fences, settings, revision: kept.revision + 1 })
+    match holder {
+        Some(holder) => holders.insert(lane, holder),
+        None => holders.remove(&lane),
+    };
+    let revision = kept.revision.wrapping_add(1);
+    Ok(Enrolment { machine_id, bmdb_id, fences, holders, settings, revision })
+}
+
+fn lane_field(text: &str) -> Result<Lane, EnrollError> {
+    // The answer repeats what it refuses, so not all of a megabyte.
+    let shown: String = text.chars().take(100).collect();
+    shown.parse().map_err(|error| EnrollError::Invalid(format!("lane: {error}")))
 }
 
 fn uuid_field(field: &str, text: &str) -> Result<Uuid, EnrollError> {
@@ -291,7 +348,25 @@ mod tests {
             fence,
             bmdb_id: BMDB.to_owned(),
             heartbeat_interval_seconds: 0,
+            session_id: String::new(),
+            shepherd_time_ms: 0,
         }
+    }
+
+    #[test]
+    fn fence_of_one_session_is_no_other_session_s() {
+        let of =
+            |session: &str, fence| wire::EnrollRequest { session_id: session.to_owned(), ..request(fence) };
+        let kept = enroll(None, &of(MACHINE, 7)).unwrap();
+        assert_eq!(enroll(Some(&kept), &of(MACHINE, 7)).unwrap(), kept, "the same work asks again");
+        let error = enroll(Some(&kept), &of(OTHER, 7)).unwrap_err();
+        assert_eq!(error, EnrollError::StaleFence { lane: Lane::Access, offered: 7, known: 7 });
+        assert_eq!(enroll(Some(&kept), &request(7)).unwrap(), kept, "an older shepherd says nothing of it");
+        let next = enroll(Some(&kept), &of(OTHER, 8)).unwrap();
+        assert_eq!(next.holders[&Lane::Access].to_string(), OTHER);
+        let silent = enroll(Some(&next), &request(9)).unwrap();
+        assert!(enroll(Some(&silent), &of(MACHINE, 9)).is_ok(), "nobody said whose 9 is");
+        assert!(enroll(None, &of("7", 7)).unwrap_err().to_string().contains("session_id"));
     }
 
     #[test]
@@ -311,6 +386,13 @@ mod tests {
         assert_eq!(error, EnrollError::StaleFence { lane: Lane::Access, offered: 6, known: 7 });
         assert_eq!(error.to_wire().known_fence, 7);
         assert_eq!(error.to_wire().kind(), Kind::StaleFence);
+    }
+
+    #[test]
+    fn time_of_the_shepherd_is_no_setting() {
+        let kept = enroll(None, &request(7)).unwrap();
+        let later = wire::EnrollRequest { shepherd_time_ms: 1_700_000_000_000, ..request(7) };
+        assert_eq!(enroll(Some(&kept), &later).unwrap(), kept, "an agent that runs is left alone");
     }
 
     #[test]
@@ -387,6 +469,7 @@ mod tests {
                 "heartbeat_interval_seconds",
                 wire::EnrollRequest { heartbeat_interval_seconds: 3601, ..base() },
             ),
+            ("shepherd_time_ms", wire::EnrollRequest { shepherd_time_ms: -1, ..base() }),
         ];
         for (field, request) in cases {
             let error = enroll(None, &request).unwrap_err();
@@ -419,5 +502,9 @@ mod tests {
         assert_eq!((changed.endpoints, changed.heartbeat_interval_seconds), (vec!["b:2".to_owned()], 5));
         let broken = wire::HeartbeatResponse { endpoints: vec!["b".to_owned()], ..Default::default() };
         assert!(kept.changed_by(&broken).is_err());
+        let endpoints = |list: [&str; 2]| list.map(str::to_owned).to_vec();
+        let two = Settings::new(&endpoints(["b:2", "a:1"]), &[], 0).unwrap();
+        let sorted = wire::HeartbeatResponse { endpoints: endpoints(["a:1", "b:2"]), ..Default::default() };
+        assert_eq!(two.changed_by(&sorted).unwrap(), two, "another order is no change");
     }
 }

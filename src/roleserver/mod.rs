@@ -12,6 +12,8 @@
 //! * [`conversation`][]: what the next heartbeat says. Pure.
 //! * [`endpoint`][], [`trust`][]: what a callback server's address and authority are.
 //! * [`clock`][]: the boot and the time since it.
+//! * [`known_time`][]: what time it is, as a shepherd said; [`server_verifier`][]: judging a
+//!   certificate by it.
 //! * [`backoff`][]: how long to wait when nobody answers. Pure.
 //! * [`connection`][]: one TLS 1.3 connection to one callback server.
 //! * [`agent`][]: the loop that puts these together.
@@ -39,7 +41,9 @@ pub mod endpoint;
 pub mod enrolment;
 pub mod hardware;
 pub mod identity;
+pub mod known_time;
 pub mod running;
+pub mod server_verifier;
 pub mod state_directory;
 pub mod supervise;
 pub mod supervision;

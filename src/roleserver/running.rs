@@ -64,7 +64,10 @@ impl Process {
 
     /// Sends a signal if the process still runs; tells whether it did.
     fn signal(&self, signal: Signal) -> std::io::Result<bool> {
-        let Some(pid) = Pid::from_raw(self.pid) else { return Ok(false) };
+        // No process has a pid below 1; to the kernel such a number names a group, or everybody.
+        let Some(pid) = Some(self.pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else {
+            return Ok(false);
+        };
         let sent = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
             Ok(handle) if self.is_alive() => rustix::process::pidfd_send_signal(&handle, signal),
             // Before Linux 5.3 there are no pidfds; the comparison is as near as one can get.
@@ -143,9 +146,14 @@ mod tests {
         let earlier = Process { start_time: this.start_time - 1, ..this.clone() };
         assert!(!earlier.is_alive());
         earlier.stop(Duration::from_secs(1)).unwrap();
-        let other_boot = Process { boot_id: uuid::Uuid::new_v4().to_string(), ..this };
+        let other_boot = Process { boot_id: uuid::Uuid::new_v4().to_string(), ..this.clone() };
         assert!(!other_boot.is_alive());
         other_boot.stop(Duration::from_secs(1)).unwrap();
+        for pid in [0, -1, i32::MIN] {
+            let nobody = Process { pid, ..this.clone() };
+            assert!(!nobody.is_alive());
+            nobody.stop(Duration::from_secs(1)).unwrap();
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What survives a restart, and the locks on it.
 //!
 //! One directory is one agent identity. Each file in it has one writer, so no
-//! two processes ever undo each other's writing:
+//! two processes ever undo each other's writing (the time has two, and whichever
+//! wrote last was told it last):
 //!
 //! | file | written by | what |
 //! | --- | --- | --- |
@@ -10,6 +11,7 @@
 //! | `agent.json` | run | the running agent process |
 //! | `learned.json` | run | settings that came with an answer |
 //! | `last_heartbeat.json` | run | for `roleserver status` |
+//! | `time.json` | enroll, run | what time it was, as a shepherd said |
 //! | `supervisor.json`, `agent.log` | supervise | the detached supervisor |
 //!
 //! A file is replaced, never rewritten: temporary file, fsync, rename, fsync of
@@ -17,7 +19,7 @@
 //! come back with the old fence or the new one, not with none.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -27,7 +29,11 @@ use uuid::Uuid;
 
 use crate::roleserver::enrolment::{Enrolment, Settings};
 use crate::roleserver::identity::{Identity, IdentityError};
+use crate::roleserver::known_time::Told;
 use crate::roleserver::running::Process;
+
+/// The largest state file that is read. Settings with 4 MiB of certificates, twice, fit.
+const FILE_LIMIT_BYTES: u64 = 16 << 20;
 
 /// The directory of one agent identity.
 #[derive(Clone, Debug)]
@@ -183,6 +189,16 @@ impl StateDirectory {
         self.write_json("learned.json", learned, Durability::Durable)
     }
 
+    /// What time it was when a shepherd last said it.
+    pub fn told_time(&self) -> Result<Option<Told>, StateError> {
+        self.read("time.json")
+    }
+
+    /// Keeps the time that a shepherd said; what follows a loss of power begins from it.
+    pub fn keep_told_time(&self, told: &Told) -> Result<(), StateError> {
+        self.write_json("time.json", told, Durability::Durable)
+    }
+
     /// The recorded agent process; whether it still runs is the record's to say.
     pub fn agent(&self) -> Result<Option<Process>, StateError> {
         self.read("agent.json")
@@ -240,6 +256,11 @@ impl StateDirectory {
         };
         let path = self.path.join(name);
         let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        // A disk with an error is remounted read-only; the lock is made of no bytes and holds there, too.
+        let opened = match opened {
+            Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => File::open(&path),
+            opened => opened,
+        };
         let locking = |source| StateError::Io { doing: "locking", path: path.clone(), source };
         let file = opened.map_err(locking)?;
         match file.try_lock() {
@@ -303,11 +324,18 @@ enum Durability {
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(StateError::Io { doing: "reading", path: path.to_owned(), source }),
+    let reading = |source| StateError::Io { doing: "reading", path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(reading)?,
+    };
+    let mut bytes = Vec::new();
+    let read = file.take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes).map_err(reading)?;
+    if u64::try_from(read).unwrap_or(u64::MAX) > FILE_LIMIT_BYTES {
+        let reason = format!("it has more than {FILE_LIMIT_BYTES} bytes");
+        return Err(StateError::Damaged { path: path.to_owned(), reason });
     }
+    Ok(Some(bytes))
 }
 
 #[cfg(test)]
@@ -351,6 +379,38 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains("is damaged") && text.contains("enrol this machine again"), "{text}");
         }
+    }
+
+    /// What parses but could not be used is damage, too: an agent without an endpoint has nothing to do.
+    #[test]
+    fn settings_that_could_not_be_used_are_damage() {
+        let (_parent, state) = directory();
+        for (settings, said) in [
+            (r#"{"endpoints":[],"ca_certificates":[],"heartbeat_interval_seconds":0}"#, "endpoints is empty"),
+            (
+                r#"{"endpoints":["a:1"],"ca_certificates":[],"heartbeat_interval_seconds":4000000000}"#,
+                "heartbeat_interval_seconds is 4000000000",
+            ),
+            (
+                r#"{"endpoints":["a:1"],"ca_certificates":["AAAA"],"heartbeat_interval_seconds":0}"#,
+                "ca_certificates: CA certificate 1 of 1 is no X.509",
+            ),
+        ] {
+            let text = format!(r#"{{"revision":1,"settings":{settings},"fallback":null}}"#);
+            std::fs::write(state.path().join("learned.json"), text).unwrap();
+            let error = state.learned(1).unwrap_err().to_string();
+            assert!(error.contains("learned.json is damaged") && error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn file_larger_than_any_state_is_not_read_into_memory() {
+        let (_parent, state) = directory();
+        let file = File::create(state.path().join("enrolment.json")).unwrap();
+        // A hole: it has this size without taking the room.
+        file.set_len(1 << 40).unwrap();
+        let error = state.enrolment().unwrap_err().to_string();
+        assert!(error.contains("enrolment.json is damaged (it has more than 16777216 bytes)"), "{error}");
     }
 
     #[test]

@@ -53,14 +53,19 @@ pub async fn supervise(program: &Path, state: &StateDirectory) -> Result<(), Sup
     let mut quick_ends = 0;
     loop {
         let started = Instant::now();
-        let mut child = start(program, state)?;
-        let Some(status) = watch(&mut child, state, [&mut terminate, &mut interrupt], &mut hangup).await?
-        else {
-            return end(child).await;
+        let ended = match start(program, state) {
+            Ok(mut child) => {
+                match watch(&mut child, state, [&mut terminate, &mut interrupt], &mut hangup).await? {
+                    Some(status) => format!("the agent ended ({status})"),
+                    None => return end(child).await,
+                }
+            }
+            // No memory, no process left, a disk that answers no more: all of that may pass.
+            Err(error) => format!("the agent could not be started ({error})"),
         };
         quick_ends = if started.elapsed() >= SETTLED { 1 } else { quick_ends + 1 };
         let pause = pause(quick_ends);
-        tracing::warn!(%status, pause_seconds = pause.as_secs(), "the agent ended; it is started again");
+        tracing::warn!(pause_seconds = pause.as_secs(), "{ended}; it is started again");
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             _ = terminate.recv() => return Ok(()),
@@ -69,19 +74,24 @@ pub async fn supervise(program: &Path, state: &StateDirectory) -> Result<(), Sup
     }
 }
 
-fn start(program: &Path, state: &StateDirectory) -> Result<Child, SuperviseError> {
-    let log = open_log(state).map_err(failed("opening the agent's log"))?;
-    let again = log.try_clone().map_err(failed("opening the agent's log"))?;
+/// A standard input that has ended. There may be no `/dev/null` to stand in for it.
+pub fn no_input() -> std::io::Result<Stdio> {
+    let (read, _ended_when_dropped) = std::io::pipe()?;
+    Ok(read.into())
+}
+
+fn start(program: &Path, state: &StateDirectory) -> std::io::Result<Child> {
+    // An agent that nobody can read calls; one that was not started does not.
+    let log = || open_log(state).map_or_else(|_| Stdio::inherit(), Stdio::from);
     Command::new(program)
         .arg("run")
         .arg("--state_dir")
         .arg(state.path())
-        .stdin(Stdio::null())
-        .stdout(log)
-        .stderr(again)
+        .stdin(no_input()?)
+        .stdout(log())
+        .stderr(log())
         .kill_on_drop(true)
         .spawn()
-        .map_err(failed("starting the agent"))
 }
 
 /// Waits for the agent's end; `None` when somebody wants the end of both.
@@ -140,6 +150,29 @@ mod tests {
         assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(pause(0), Duration::from_secs(1));
         assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+    }
+
+    #[tokio::test]
+    async fn program_that_cannot_be_started_is_tried_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(directory.path()).unwrap();
+        let (program, marker) = (directory.path().join("program"), directory.path().join("ran"));
+        let supervising = tokio::spawn({
+            let (program, state) = (program.clone(), state.clone());
+            async move { supervise(&program, &state).await.map_err(|error| error.to_string()) }
+        });
+        let text = format!("#!/bin/sh\ntouch {}\nexec sleep 60\n", marker.display());
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o700).open(&program).unwrap();
+        std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+        drop(file);
+        let ran = async {
+            while !marker.exists() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(1), ran).await.unwrap();
+        // Ends its child, too.
+        supervising.abort();
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub fn look() -> Host {
     Host {
         systemd: Path::new("/run/systemd/system").is_dir(),
         root: uid.is_root(),
-        user_manager: Path::new(&format!("/run/user/{}/systemd/private", uid.as_raw())).exists(),
+        user_manager: systemd::runtime_directory().join("systemd/private").exists(),
     }
 }
 
@@ -177,7 +177,7 @@ fn ensure_detached(state: &StateDirectory, wanted: &Wanted) -> Result<(), Superv
         .arg("--state_dir")
         .arg(state.path())
         .current_dir("/")
-        .stdin(Stdio::null())
+        .stdin(supervise::no_input().map_err(io)?)
         .stdout(log().map_err(io)?)
         .stderr(log().map_err(io)?)
         .spawn()
@@ -271,14 +271,19 @@ mod tests {
         let script = root.join("systemctl");
         let log = root.join("calls");
         let text = format!(
-            "#!/bin/sh\necho \"$@\" >> {}\n[ \"$1\" != \"{fails}\" ] || {{ echo Access denied >&2; exit 4; }}\n",
+            "#!/bin/sh\n[ -n \"$XDG_RUNTIME_DIR\" ] || exit 5\necho \"$@\" >> {}\n[ \"$1\" != \"{fails}\" ] || {{ echo Access denied >&2; exit 4; }}\n",
             log.display()
         );
         std::fs::write(&script, text).unwrap();
         // Through the shell: a file that was just written may still be open for writing in a
         // process that another test is starting, and cannot be executed then.
         let systemctl = vec!["sh".to_owned(), script.display().to_string()];
-        Systemd { systemctl, units: root.join("units"), wanted_by: "multi-user.target" }
+        Systemd {
+            systemctl,
+            units: root.join("units"),
+            wanted_by: "multi-user.target",
+            runtime_directory: Some(root.join("runtime")),
+        }
     }
 
     fn wanted() -> Wanted {

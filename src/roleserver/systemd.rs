@@ -1,6 +1,7 @@
 //! The unit that keeps the agent alive where systemd runs.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -37,6 +38,8 @@ pub struct Systemd {
     pub units: PathBuf,
     /// The target that wants the unit.
     pub wanted_by: &'static str,
+    /// Where a user's manager listens. A session that no PAM module opened is not told.
+    pub runtime_directory: Option<PathBuf>,
 }
 
 impl Systemd {
@@ -47,6 +50,7 @@ impl Systemd {
             systemctl: vec!["systemctl".to_owned()],
             units: PathBuf::from("/etc/systemd/system"),
             wanted_by: "multi-user.target",
+            runtime_directory: None,
         }
     }
 
@@ -57,6 +61,7 @@ impl Systemd {
             systemctl: vec!["systemctl".to_owned(), "--user".to_owned()],
             units: home.join(".config/systemd/user"),
             wanted_by: "default.target",
+            runtime_directory: Some(runtime_directory()),
         }
     }
 
@@ -89,7 +94,16 @@ impl Systemd {
         let io = |source| SystemdError::Io { doing: format!("writing {}", path.display()), source };
         std::fs::create_dir_all(&self.units).map_err(io)?;
         let temporary = self.units.join(format!(".{UNIT}.{}", std::process::id()));
-        std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &path)).map_err(io)?;
+        // On the disk before it has its name: a machine that loses power now must not boot into an empty unit.
+        let replace = || {
+            let mut file = std::fs::File::create(&temporary)?;
+            file.write_all(text.as_bytes()).and_then(|()| file.sync_all())?;
+            std::fs::rename(&temporary, &path)
+        };
+        replace().map_err(|error| {
+            let _ = std::fs::remove_file(&temporary);
+            io(error)
+        })?;
         self.call(["daemon-reload"])?;
         Ok(true)
     }
@@ -113,6 +127,7 @@ impl Systemd {
         let output = Command::new(program)
             .args(first)
             .args(arguments)
+            .envs(self.runtime_directory.iter().map(|directory| ("XDG_RUNTIME_DIR", directory)))
             .stdin(Stdio::null())
             .output()
             .map_err(|source| SystemdError::Io { doing: format!("calling `{command}`"), source })?;
@@ -121,6 +136,12 @@ impl Systemd {
         }
         Err(SystemdError::Refused { command, output: said(&output) })
     }
+}
+
+/// Where this user's manager listens, if there is one.
+#[must_use]
+pub fn runtime_directory() -> PathBuf {
+    PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw()))
 }
 
 /// A user's units end with the user's last session unless the user lingers.

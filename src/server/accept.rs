@@ -2,7 +2,9 @@
 //!
 //! The loop never waits for a peer: each handshake is a task with a deadline,
 //! and how many there may be is decided in `half_open.rs`. What comes out are
-//! streams whose peer has proven a key, and tonic never sees another.
+//! streams whose peer has proven a key, and tonic never sees another. Whose the
+//! key is shows with the first heartbeat, which is awaited here for a while
+//! (`unproven.rs`); a stream that proves nothing ends as if its peer had gone.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,12 +20,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
 use crate::bmdb::metrics::{ByReason, Metrics};
 use crate::server::half_open::{HalfOpen, HalfOpenLimits, Source};
 use crate::server::tls::agent_key;
+use crate::server::unproven::{Awaited, Ended, Patience, Proof};
 
 /// Limits on what peers can make us hold.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +35,10 @@ pub struct ConnectionLimits {
     pub handshake: Duration,
     /// How many may be under way.
     pub half_open: HalfOpenLimits,
+    /// How long a connection may prove no agent.
+    pub patience: Patience,
+    /// How many may have proven none yet.
+    pub unproven: HalfOpenLimits,
     /// Most connections at once.
     pub connections: usize,
 }
@@ -41,26 +48,40 @@ impl Default for ConnectionLimits {
         Self {
             handshake: Duration::from_secs(10),
             half_open: HalfOpenLimits::default(),
+            patience: Patience::default(),
+            // More than behind one address translator reconnect within a moment.
+            unproven: HalfOpenLimits { per_source: 4096, overall: 50_000 },
             connections: 200_000,
         }
     }
 }
 
 /// Who is at the other end of a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct AgentPeer {
     /// The Ed25519 key it has proven.
     pub public_key: [u8; 32],
     /// Where it connects from.
     pub address: SocketAddr,
+    /// Told when the key turns out to be an agent's.
+    pub proof: Arc<Proof>,
 }
 
 /// A connection whose peer has proven a key.
 pub struct AgentStream {
     stream: TlsStream<TcpStream>,
     peer: AgentPeer,
+    /// Done when it has to end because it proved nothing.
+    expelled: Pin<Box<WaitForCancellationFutureOwned>>,
     metrics: Metrics,
     _permit: OwnedSemaphorePermit,
+}
+
+/// A stream, and what its first heartbeat is awaited with.
+struct Newcomer {
+    stream: AgentStream,
+    awaited: Awaited,
+    expel: CancellationToken,
 }
 
 impl Drop for AgentStream {
@@ -83,6 +104,7 @@ pub async fn accept(
         limits,
         metrics,
         half_open: Mutex::new(HalfOpen::new(limits.half_open)),
+        unproven: Mutex::new(HalfOpen::new(limits.unproven)),
         permits: Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS))),
         accepted,
     });
@@ -112,6 +134,7 @@ struct Door {
     limits: ConnectionLimits,
     metrics: Metrics,
     half_open: Mutex<HalfOpen>,
+    unproven: Mutex<HalfOpen>,
     permits: Arc<Semaphore>,
     accepted: mpsc::Sender<AgentStream>,
 }
@@ -119,8 +142,7 @@ struct Door {
 impl Door {
     async fn let_in(self: Arc<Self>, stream: TcpStream, address: SocketAddr) {
         match self.shake_hands(stream, address).await {
-            // The receiver is gone when the server is being stopped.
-            Ok(stream) => drop(self.accepted.send(stream).await),
+            Ok(newcomer) => self.await_proof(newcomer, address).await,
             Err(reason) => {
                 tracing::debug!(%address, reason, "a handshake failed");
                 self.count(reason);
@@ -128,7 +150,25 @@ impl Door {
         }
     }
 
-    async fn shake_hands(&self, stream: TcpStream, address: SocketAddr) -> Result<AgentStream, &'static str> {
+    /// Hands a stream on, and ends it when it proves nothing.
+    async fn await_proof(&self, newcomer: Newcomer, address: SocketAddr) {
+        let Newcomer { stream, awaited, expel } = newcomer;
+        let ticket = self.with_unproven(|open| open.admit(Source::of(address.ip())));
+        // The receiver is gone when the server is being stopped.
+        drop(self.accepted.send(stream).await);
+        let ended = awaited.ended(self.limits.patience, &ticket.gives_way).await;
+        self.with_unproven(|open| open.leave(&ticket));
+        let reason = match ended {
+            Ended::Proven | Ended::Gone => return,
+            Ended::GaveWay => "gave-way",
+            Ended::Silent => "no-heartbeat",
+        };
+        expel.cancel();
+        tracing::debug!(%address, reason, "a connection that proved no agent was closed");
+        self.metrics.agent_connections_closed.get_or_create(&ByReason { reason }).inc();
+    }
+
+    async fn shake_hands(&self, stream: TcpStream, address: SocketAddr) -> Result<Newcomer, &'static str> {
         let ticket = self.with_half_open(|open| open.admit(Source::of(address.ip())));
         let handshake = async {
             stream.set_nodelay(true)?;
@@ -144,8 +184,19 @@ impl Door {
         let public_key = certificate.and_then(|der| agent_key(der).ok()).ok_or("certificate")?;
         let permit = self.permits.clone().try_acquire_owned().map_err(|_| "full")?;
         self.metrics.agent_connections.inc();
-        let peer = AgentPeer { public_key, address };
-        Ok(AgentStream { stream, peer, metrics: self.metrics.clone(), _permit: permit })
+        let (proof, awaited) = Proof::new();
+        let peer = AgentPeer { public_key, address, proof: Arc::new(proof) };
+        let expel = CancellationToken::new();
+        let expelled = Box::pin(expel.clone().cancelled_owned());
+        let stream = AgentStream { stream, peer, expelled, metrics: self.metrics.clone(), _permit: permit };
+        Ok(Newcomer { stream, awaited, expel })
+    }
+
+    fn with_unproven<T>(&self, change: impl FnOnce(&mut HalfOpen) -> T) -> T {
+        let mut open = self.unproven.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut open);
+        self.metrics.agent_connections_unproven.set(i64::try_from(open.count()).unwrap_or(i64::MAX));
+        result
     }
 
     fn with_half_open<T>(&self, change: impl FnOnce(&mut HalfOpen) -> T) -> T {
@@ -173,7 +224,7 @@ impl Connected for AgentStream {
     type ConnectInfo = AgentPeer;
 
     fn connect_info(&self) -> AgentPeer {
-        self.peer
+        self.peer.clone()
     }
 }
 
@@ -183,6 +234,9 @@ impl AsyncRead for AgentStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.expelled.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }

@@ -11,7 +11,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -29,7 +29,7 @@ use crate::model::time::Rate;
 use crate::proto::agent::v1::agent_callback_server::AgentCallbackServer;
 use crate::server::accept::{AgentStream, ConnectionLimits, accept};
 use crate::server::callback_service::{CallRates, CallbackService};
-use crate::server::certificate::{Certificate, CertificateSource};
+use crate::server::certificate::{Authorities, Certificate, CertificateSource, RenewalClock};
 use crate::server::error::ServerError;
 use crate::server::heartbeat_form::MESSAGE_LIMIT;
 use crate::server::tls::server_config;
@@ -57,6 +57,8 @@ pub struct CallbackSettings {
     pub endpoints: Vec<String>,
     /// Its certificate.
     pub certificate: CertificateSource,
+    /// When it is looked at again.
+    pub renewal: RenewalClock,
     /// How often one agent may call.
     pub agent_rate: Rate,
     /// Limits on connections.
@@ -70,8 +72,8 @@ pub struct CallbackServer {
     pub local_addr: SocketAddr,
     /// Where agents reach it.
     pub endpoints: Vec<String>,
-    /// What agents verify it against, DER. Empty: their own trust stores.
-    pub ca_certificates: Vec<Vec<u8>>,
+    /// What agents verify it against.
+    pub authorities: Authorities,
     ended: JoinHandle<()>,
 }
 
@@ -81,6 +83,12 @@ impl CallbackServer {
         if let Err(error) = self.ended.await {
             tracing::error!(%error, "the callback server did not end in order");
         }
+    }
+
+    /// What agents verify it against at this moment, DER. Empty: their own trust stores.
+    #[must_use]
+    pub fn ca_certificates(&self) -> Vec<Vec<u8>> {
+        self.authorities.borrow().clone()
     }
 }
 
@@ -101,12 +109,12 @@ pub async fn serve_agents(
         endpoints.push(local_addr.to_string());
     }
     let names = endpoints.iter().map(|endpoint| host_of(endpoint)).collect::<Result<Vec<_>, _>>()?;
-    let certificate = Certificate::get(&settings.certificate, &bmdb, names, SystemTime::now()).await?;
+    let certificate = Certificate::get(&settings.certificate, &bmdb, names, (settings.renewal.now)()).await?;
     let config = server_config(certificate.shown.clone())?;
     bmdb.read_policy().await?;
     let session = start_session(&sessions, &endpoints, &metrics).await?;
 
-    let ca_certificates = certificate.authorities.clone();
+    let authorities = certificate.authorities();
     let (told, endpoints_alive) = watch::channel(endpoints.clone());
     let rates = Arc::new(CallRates::new(settings.agent_rate));
     let (heartbeats, group_commit) = Heartbeats::new(bmdb.clone(), sessions.process(), metrics.clone());
@@ -114,7 +122,7 @@ pub async fn serve_agents(
         heartbeats,
         bmdb: bmdb.clone(),
         endpoints: endpoints_alive,
-        authorities: ca_certificates.clone(),
+        authorities: authorities.clone(),
         rates: rates.clone(),
         metrics: metrics.clone(),
     };
@@ -122,7 +130,7 @@ pub async fn serve_agents(
     let accepting = accept(listener, config, settings.limits, metrics.clone(), accepted, stop.clone());
     let ended = tokio::spawn(run(Parts {
         accepting: tokio::spawn(accepting),
-        freshening: tokio::spawn(certificate.keep_fresh(stop.clone())),
+        freshening: tokio::spawn(certificate.keep_fresh(settings.renewal, stop.clone())),
         forgetting: tokio::spawn(forget_keys(rates, stop.clone())),
         telling: tokio::spawn(tell_endpoints(bmdb, endpoints.clone(), told, stop.clone())),
         presence: tokio::spawn(stay_known(
@@ -139,7 +147,7 @@ pub async fn serve_agents(
         stop,
     }));
     tracing::info!(%local_addr, ?endpoints, "listening for agents");
-    Ok(CallbackServer { local_addr, endpoints, ca_certificates, ended })
+    Ok(CallbackServer { local_addr, endpoints, authorities, ended })
 }
 
 struct Parts {

@@ -10,8 +10,8 @@
 //! not tell which of them it was.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use tokio::sync::watch;
@@ -22,42 +22,66 @@ use crate::bmdb::connection::Bmdb;
 use crate::bmdb::group_commit::{HeartbeatError, Heartbeats};
 use crate::bmdb::heartbeat::{Outcome, Wants};
 use crate::bmdb::metrics::{ByResult, Metrics};
-use crate::model::time::Rate;
+use crate::model::time::{Rate, unix_milliseconds};
 use crate::proto::agent::v1::agent_callback_server::AgentCallback;
 use crate::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse, InstallationRequest};
 use crate::server::accept::AgentPeer;
+use crate::server::certificate::Authorities;
 use crate::server::heartbeat_form::read_heartbeat;
 
 /// How long an agent waits for the database; its own patience is ten seconds.
 const PATIENCE: Duration = Duration::from_secs(9);
 /// Refusals are given at multiples of this.
 const REFUSAL_STEP: Duration = Duration::from_millis(250);
-/// Keys whose rates are remembered. Anyone can make keys; beyond, new ones share one rate.
+/// Keys whose rates are remembered. Anyone can make keys, so there is an end to it.
 const REMEMBERED_KEYS: usize = 250_000;
 
 /// How many calls agents may make.
 pub struct CallRates {
-    by_key: DefaultKeyedRateLimiter<[u8; 32]>,
+    quota: Quota,
+    remembered: usize,
+    by_key: RwLock<Arc<DefaultKeyedRateLimiter<[u8; 32]>>>,
 }
 
 impl CallRates {
     /// Every key may call at this rate.
     #[must_use]
     pub fn new(rate: Rate) -> Self {
+        Self::remembering(REMEMBERED_KEYS, rate)
+    }
+
+    fn remembering(remembered: usize, rate: Rate) -> Self {
         let quota = Quota::with_period(rate.period.0).unwrap_or(Quota::per_second(NonZeroU32::MIN));
-        Self { by_key: RateLimiter::keyed(quota.allow_burst(rate.burst)) }
+        let quota = quota.allow_burst(rate.burst);
+        Self { quota, remembered, by_key: RwLock::new(Arc::new(RateLimiter::keyed(quota))) }
     }
 
     fn allows(&self, key: [u8; 32]) -> bool {
-        // Past the bound, all keys are counted as one until the idle ones are forgotten.
-        let key = if self.by_key.len() < REMEMBERED_KEYS { key } else { [0; 32] };
-        self.by_key.check_key(&key).is_ok()
+        self.within_bounds().check_key(&key).is_ok()
+    }
+
+    /// The rates, forgotten when they have become too many.
+    ///
+    /// Forgetting lets each key have its burst once more, which whoever made so many keys has
+    /// anyway. Letting them share a rate instead would refuse the honest ones.
+    fn within_bounds(&self) -> Arc<DefaultKeyedRateLimiter<[u8; 32]>> {
+        let known = self.by_key.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if known.len() < self.remembered {
+            return known;
+        }
+        let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
+        // Somebody else may have been here first.
+        if by_key.len() >= self.remembered {
+            *by_key = Arc::new(RateLimiter::keyed(self.quota));
+        }
+        by_key.clone()
     }
 
     /// Forgets keys that have not called for long.
     pub fn forget_idle(&self) {
-        self.by_key.retain_recent();
-        self.by_key.shrink_to_fit();
+        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner).clone();
+        by_key.retain_recent();
+        by_key.shrink_to_fit();
     }
 }
 
@@ -69,8 +93,8 @@ pub struct CallbackService {
     pub bmdb: Bmdb,
     /// Endpoints of every callback server alive.
     pub endpoints: watch::Receiver<Vec<String>>,
-    /// What agents verify callback servers against, DER.
-    pub authorities: Vec<Vec<u8>>,
+    /// What agents verify callback servers against.
+    pub authorities: Authorities,
     /// Limits.
     pub rates: Arc<CallRates>,
     /// Counters.
@@ -100,7 +124,7 @@ impl CallbackService {
         &self,
         request: Request<HeartbeatRequest>,
     ) -> (Result<HeartbeatResponse, Status>, &'static str) {
-        let Some(peer) = request.extensions().get::<AgentPeer>().copied() else {
+        let Some(peer) = request.extensions().get::<AgentPeer>().cloned() else {
             return (Err(Status::internal("the connection carries no key")), "internal");
         };
         if !self.rates.allows(peer.public_key) {
@@ -112,6 +136,12 @@ impl CallbackService {
         };
         let machine = heartbeat.machine;
         let stored = tokio::time::timeout(PATIENCE, self.heartbeats.store(heartbeat)).await;
+        match &stored {
+            Ok(Ok(Outcome::Stored(_) | Outcome::Repeated(_) | Outcome::Stale)) => peer.proof.proven(),
+            Ok(Ok(Outcome::Unauthenticated)) => {}
+            // Nobody could say whose it is.
+            Ok(Err(_)) | Err(_) => peer.proof.excused(),
+        }
         match stored {
             Ok(Ok(Outcome::Stored(wants))) => (Ok(self.response(wants)), "stored"),
             Ok(Ok(Outcome::Repeated(wants))) => (Ok(self.response(wants)), "repeated"),
@@ -150,9 +180,10 @@ impl CallbackService {
                 artefact_sha256: asked.artefact_sha256,
             }),
             endpoints: self.endpoints.borrow().clone(),
-            ca_certificates: self.authorities.clone(),
+            ca_certificates: self.authorities.borrow().clone(),
             heartbeat_interval_seconds: u32::try_from(interval).unwrap_or(u32::MAX),
             wants_hardware_report: wants.hardware_report,
+            shepherd_time_ms: unix_milliseconds(SystemTime::now()),
         }
     }
 }
@@ -181,5 +212,17 @@ mod tests {
         assert_eq!((calls(1), calls(2)), (2, 2));
         rates.forget_idle();
         assert_eq!((calls(1), calls(3)), (0, 2));
+    }
+
+    #[test]
+    fn who_makes_many_keys_takes_no_call_from_an_honest_one() {
+        let rates = CallRates::remembering(100, "1h,2".parse().unwrap());
+        for made in 0..1000_u16 {
+            let mut key = [7; 32];
+            key[..2].copy_from_slice(&made.to_be_bytes());
+            assert!(rates.allows(key), "{made}");
+            assert!(rates.by_key.read().unwrap().len() <= 100);
+        }
+        assert!(rates.allows([1; 32]));
     }
 }

@@ -1,8 +1,12 @@
 //! Where the callback server's certificate comes from, and replacing it in time.
 //!
 //! From files, which somebody else renews: they are read again every hour, and
-//! a pair that cannot be used leaves the old one in place with a warning. Or
-//! from the BMDB's own authority: then a new one is issued at half its life.
+//! a pair that cannot be used leaves the old one in place with a warning. What
+//! agents verify it against is read again with it; `rotation.rs` says in which
+//! order the two are changed. Or
+//! from the BMDB's own authority: then a new one is issued at half its life, and
+//! when this host's clock is set back behind its birth, because until then no
+//! agent would believe it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,18 +15,19 @@ use std::time::{Duration, SystemTime};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::secret::SecretsKey;
 use crate::server::authority::{Authority, Leaf};
 use crate::server::error::ServerError;
+use crate::server::rotation::{self, Look};
 use crate::server::tls::ShownCertificate;
 
 const CERTIFICATE_FLAG: &str = "--agent_tls_certificate_path";
 const KEY_FLAG: &str = "--agent_tls_key_path";
 const CA_FLAG: &str = "--agent_endpoint_ca_certificate_path";
-const LOOK_AGAIN: Duration = Duration::from_hours(1);
 
 /// Where the certificate comes from.
 #[derive(Clone, Debug)]
@@ -41,18 +46,42 @@ pub enum CertificateSource {
     Shared(Arc<SecretsKey>),
 }
 
+/// When the certificate is looked at, and what time it is then. A test turns the clock.
+#[derive(Clone)]
+pub struct RenewalClock {
+    /// Time between two looks.
+    pub look_again: Duration,
+    /// This host's clock: certificates are for those who read clocks of their own.
+    pub now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+}
+
+impl Default for RenewalClock {
+    fn default() -> Self {
+        Self { look_again: Duration::from_hours(1), now: Arc::new(SystemTime::now) }
+    }
+}
+
+impl std::fmt::Debug for RenewalClock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RenewalClock").field("look_again", &self.look_again).finish_non_exhaustive()
+    }
+}
+
 /// A certificate in use.
 pub struct Certificate {
     /// What is shown.
     pub shown: Arc<ShownCertificate>,
-    /// What agents verify it against, DER. Empty: their own trust stores.
-    pub authorities: Vec<Vec<u8>>,
+    authorities: watch::Sender<Vec<Vec<u8>>>,
     renewal: Renewal,
 }
 
+/// What agents verify callback servers against, DER, as it is at each moment. Empty: their own trust
+/// stores.
+pub type Authorities = watch::Receiver<Vec<Vec<u8>>>;
+
 enum Renewal {
-    Files { certificate: PathBuf, key: PathBuf },
-    Issue { authority: Box<Authority>, names: Vec<String>, at: SystemTime },
+    Files { certificate: PathBuf, key: PathBuf, authority: Option<PathBuf> },
+    Issue { authority: Box<Authority>, names: Vec<String>, issued: SystemTime, at: SystemTime },
 }
 
 impl Certificate {
@@ -66,47 +95,69 @@ impl Certificate {
         match source {
             CertificateSource::Files { certificate, key, authority } => {
                 let first = from_files(certificate, key)?;
-                let authorities = match authority {
-                    Some(path) => certificates(path, CA_FLAG)?,
-                    None => root_of(&first.cert),
-                };
-                let authorities = authorities.iter().map(|der| der.to_vec()).collect();
+                let authorities = authorities_of(&first, authority.as_deref())?;
                 let shown = Arc::new(ShownCertificate::new(first));
-                let renewal = Renewal::Files { certificate: certificate.clone(), key: key.clone() };
-                Ok(Self { shown, authorities, renewal })
+                let (certificate, key, authority) = (certificate.clone(), key.clone(), authority.clone());
+                let renewal = Renewal::Files { certificate, key, authority };
+                Ok(Self { shown, authorities: watch::Sender::new(authorities), renewal })
             }
             CertificateSource::Shared(secrets) => {
                 let authority = Authority::shared(bmdb, secrets, now).await?;
                 let Leaf { certified, renew_at } = authority.issue(&names, now)?;
-                let authorities = vec![authority.certificate().to_vec()];
-                let renewal = Renewal::Issue { authority: Box::new(authority), names, at: renew_at };
+                let authorities = watch::Sender::new(vec![authority.certificate().to_vec()]);
+                let renewal =
+                    Renewal::Issue { authority: Box::new(authority), names, issued: now, at: renew_at };
                 Ok(Self { shown: Arc::new(ShownCertificate::new(certified)), authorities, renewal })
             }
         }
     }
 
+    /// What agents verify it against, now and after each change.
+    #[must_use]
+    pub fn authorities(&self) -> Authorities {
+        self.authorities.subscribe()
+    }
+
     /// Replaces the certificate whenever that is due, until `stop`.
-    pub async fn keep_fresh(mut self, stop: CancellationToken) {
-        while stop.run_until_cancelled(tokio::time::sleep(LOOK_AGAIN)).await.is_some() {
-            if let Err(error) = self.refresh(SystemTime::now()) {
+    pub async fn keep_fresh(mut self, clock: RenewalClock, stop: CancellationToken) {
+        while stop.run_until_cancelled(tokio::time::sleep(clock.look_again)).await.is_some() {
+            if let Err(error) = self.refresh((clock.now)(), clock.look_again) {
                 tracing::warn!(%error, "the callback server goes on with the certificate it has");
             }
         }
     }
 
-    fn refresh(&mut self, now: SystemTime) -> Result<(), ServerError> {
+    /// Looks once; the next look comes after `look_again`.
+    fn refresh(&mut self, now: SystemTime, look_again: Duration) -> Result<(), ServerError> {
         match &mut self.renewal {
-            Renewal::Files { certificate, key } => {
+            Renewal::Files { certificate, key, authority } => {
                 let next = from_files(certificate, key)?;
-                if next.cert.first() != self.shown.certificate().as_ref() {
+                let authorities = authorities_of(&next, authority.as_deref())?;
+                let shown = self.shown.certificate();
+                let step = rotation::step(&Look {
+                    found: next.cert.first().map_or(&[], |der| der.as_ref()),
+                    authorities: &authorities,
+                    shown: shown.as_ref().map_or(&[], |der| der.as_ref()),
+                    told: &self.authorities.borrow(),
+                    ends_soon: shown.as_ref().is_none_or(|der| is_over_at(der, now + look_again)),
+                })
+                .ok_or_else(|| ServerError::NoAuthority { certificate: certificate.clone() })?;
+                if let Some(told) = step.tell {
+                    tracing::info!(
+                        certificates = told.len(),
+                        "agents are told other authorities from now on"
+                    );
+                    self.authorities.send_replace(told);
+                }
+                if step.show {
                     self.shown.replace(next);
                     tracing::info!("the callback server shows another certificate from its file");
                 }
             }
-            Renewal::Issue { authority, names, at } if now >= *at => {
+            Renewal::Issue { authority, names, issued, at } if now >= *at || now < *issued => {
                 let Leaf { certified, renew_at } = authority.issue(names, now)?;
                 self.shown.replace(certified);
-                *at = renew_at;
+                (*issued, *at) = (now, renew_at);
                 tracing::info!("the callback server's certificate was renewed");
             }
             Renewal::Issue { .. } => {}
@@ -142,6 +193,23 @@ fn from_files(certificate: &Path, key: &Path) -> Result<CertifiedKey, ServerErro
             },
         }
     })
+}
+
+/// What agents should verify a certificate against.
+fn authorities_of(shown: &CertifiedKey, authority: Option<&Path>) -> Result<Vec<Vec<u8>>, ServerError> {
+    let found = match authority {
+        Some(path) => certificates(path, CA_FLAG)?,
+        None => root_of(&shown.cert),
+    };
+    Ok(found.iter().map(|der| der.to_vec()).collect())
+}
+
+/// Whether a certificate counts no more at that time.
+fn is_over_at(der: &CertificateDer<'_>, at: SystemTime) -> bool {
+    let seconds = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+    x509_parser::parse_x509_certificate(der)
+        .is_ok_and(|(_, parsed)| parsed.validity().not_after.timestamp() <= seconds)
 }
 
 /// The end of a chain, if it is an end.
@@ -218,19 +286,38 @@ mod tests {
     fn pair_of_files_is_used_and_read_again() {
         let pair = Pair::new();
         let first = from_files(&pair.certificate(), &pair.key()).unwrap();
+        let authorities = authorities_of(&first, None).unwrap();
         let mut certificate = Certificate {
             shown: Arc::new(ShownCertificate::new(first)),
-            authorities: Vec::new(),
-            renewal: Renewal::Files { certificate: pair.certificate(), key: pair.key() },
+            authorities: watch::Sender::new(authorities.clone()),
+            renewal: Renewal::Files { certificate: pair.certificate(), key: pair.key(), authority: None },
+        };
+        let told = certificate.authorities();
+        let look = |certificate: &mut Certificate| {
+            certificate.refresh(SystemTime::now(), Duration::from_hours(1)).map_err(|error| error.to_string())
         };
         let before = certificate.shown.certificate().unwrap();
         pair.write();
-        certificate.refresh(SystemTime::now()).unwrap();
+        look(&mut certificate).unwrap();
+        assert_eq!(certificate.shown.certificate().unwrap(), before, "no agent would believe it yet");
+        assert_eq!((told.borrow().len(), &told.borrow()[1]), (2, &authorities[0]));
+        look(&mut certificate).unwrap();
         let after = certificate.shown.certificate().unwrap();
         assert_ne!(before, after);
         std::fs::write(pair.key(), "half a key").unwrap();
-        assert!(certificate.refresh(SystemTime::now()).is_err());
+        assert!(look(&mut certificate).is_err());
         assert_eq!(certificate.shown.certificate().unwrap(), after);
+        assert_eq!(told.borrow().len(), 2);
+    }
+
+    #[test]
+    fn certificate_that_is_about_to_end_is_replaced_at_once() {
+        let pair = Pair::new();
+        let der = from_files(&pair.certificate(), &pair.key()).unwrap().cert[0].clone();
+        let years = |years: u64| SystemTime::UNIX_EPOCH + Duration::from_hours(24 * 365 * years);
+        // The library's own certificates last until the year 4096.
+        assert!(!is_over_at(&der, years(100)));
+        assert!(is_over_at(&der, years(2200)));
     }
 
     #[test]

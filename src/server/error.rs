@@ -51,6 +51,12 @@ pub enum ServerError {
         /// What TLS said.
         reason: String,
     },
+    /// A renewed certificate that agents could not be told how to verify.
+    #[error("{} is renewed by an authority of machines' own trust stores, and agents were given another one; give its certificate, and the one before, with --agent_endpoint_ca_certificate_path", certificate.display())]
+    NoAuthority {
+        /// The certificate's file.
+        certificate: PathBuf,
+    },
     /// An endpoint that agents should be told is none.
     #[error("{0:?} is no endpoint that agents could reach; write HOST:PORT with --agent_endpoint")]
     Endpoint(String),

@@ -1,4 +1,5 @@
-//! How many handshakes may be under way, and which one gives way when there are too many.
+//! How many handshakes may be under way, and which one gives way when there are too many. The same
+//! holds for connections that have shaken hands and proven no agent yet.
 //!
 //! A connection that says nothing costs its sender nothing and us memory until
 //! its deadline. Refusing new ones when there are too many would hand the door

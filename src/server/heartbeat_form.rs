@@ -57,7 +57,7 @@ pub fn read_heartbeat(request: HeartbeatRequest, public_key: [u8; 32]) -> Result
         sequence,
         version: request.agent_version,
     };
-    Ok(Heartbeat { machine, public_key, beat, hardware, installation })
+    Ok(Heartbeat { machine, public_key, beat, hardware, installation, access_fence: request.access_fence })
 }
 
 fn uuid(field: &'static str, text: &str) -> Result<Uuid, MalformedField> {

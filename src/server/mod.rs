@@ -4,9 +4,10 @@
 //!
 //! [`accept`] takes connections and lets handshakes run beside each other, bounded by
 //! [`half_open`]; [`tls`] says whose key is believed to be proven; [`callback_service`] checks form
-//! and rate and answers in gRPC; the BMDB decides and stores. [`callback_server`] ties these
-//! together and ends them in order. The server's own certificate comes from files or from
-//! [`authority`], one for all shepherds of a BMDB.
+//! and rate and answers in gRPC; the BMDB decides and stores. Who has said no heartbeat that is an
+//! agent's is borne for a while ([`unproven`]). [`callback_server`] ties these
+//! together and ends them in order. The server's own certificate comes from files, replaced as
+//! [`rotation`] says, or from [`authority`], one for all shepherds of a BMDB ([`certificate`]).
 //!
 //! # What an agent can do to us
 //!
@@ -24,4 +25,6 @@ pub mod half_open;
 pub mod hardware_summary;
 pub mod heartbeat_form;
 pub mod metrics;
+pub mod rotation;
 pub mod tls;
+pub mod unproven;

@@ -18,6 +18,7 @@ use crate::proto::agent::v1 as wire;
 use crate::roleserver::clock::{BootClock as _, HostClock};
 use crate::roleserver::commands::CommandError;
 use crate::roleserver::enrolment::{self, EnrollError, REQUEST_LIMIT_BYTES};
+use crate::roleserver::known_time::Told;
 use crate::roleserver::running::program_digest;
 use crate::roleserver::state_directory::{Held, Lock, StateDirectory, StateError};
 use crate::roleserver::supervision::{self, Plan, Wanted, Wish};
@@ -73,7 +74,8 @@ fn read_request(input: std::io::Stdin) -> Result<Vec<u8>, CommandError> {
         .map_err(|error| CommandError::Failed(format!("reading the request failed: {error}")))
 }
 
-fn decode(bytes: &[u8]) -> Result<wire::EnrollRequest, EnrollError> {
+/// Reads a request; what is none is answered in words.
+pub fn decode(bytes: &[u8]) -> Result<wire::EnrollRequest, EnrollError> {
     if bytes.is_empty() {
         return Err(EnrollError::Invalid("it is empty".to_owned()));
     }
@@ -98,11 +100,17 @@ fn enroll(
     let plan = supervision::plan(wish, supervision::look()).map_err(|error| failed(&error))?;
     if kept.is_some() && state.identity().map_err(|error| failed(&error))?.is_none() {
         // Somebody removed the key; an agent that still runs has the old one in memory.
-        enrolment.revision += 1;
+        enrolment.revision = enrolment.revision.wrapping_add(1);
     }
     if kept.as_ref() != Some(&enrolment) {
         state.keep_enrolment(&enrolment).map_err(|error| failed(&error))?;
     }
+    let clock = HostClock::read().map_err(|error| failed(&error))?;
+    let unkept = Told::here(&clock, request.shepherd_time_ms)
+        .and_then(|told| state.keep_told_time(&told).err())
+        .map(|error| {
+            format!("what time it is could not be kept, this machine's own clock has to be right: {error}")
+        });
     let identity = state.identity_or_new().map_err(|error| failed(&error))?;
 
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
@@ -112,15 +120,15 @@ fn enroll(
         (Plan::UserUnit, Some(home)) => Systemd::user(home),
         _ => Systemd::system(),
     };
-    let (supervision, warnings) =
+    let (supervision, mut warnings) =
         supervision::ensure(plan, &systemd, &state, &wanted).map_err(|error| failed(&error))?;
-    let boot_id = HostClock::read().map_err(|error| failed(&error))?.boot_id();
+    warnings.extend(unkept);
     tracing::info!(machine = %enrolment.machine_id, revision = enrolment.revision, "enrolled");
     let success = wire::EnrollSuccess {
         request: Some(request),
         public_key: identity.public_key().to_vec(),
         warnings,
-        boot_id,
+        boot_id: clock.boot_id(),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         supervision: supervision.into(),
     };

@@ -18,6 +18,7 @@ use crate::roleserver::clock::{BootClock, HostClock};
 use crate::roleserver::commands::CommandError;
 use crate::roleserver::enrolment::Settings;
 use crate::roleserver::hardware::{self, Sources};
+use crate::roleserver::known_time::KnownTime;
 use crate::roleserver::running::{Process, program_digest};
 use crate::roleserver::state_directory::{LastHeartbeat, Learned, Lock, StateDirectory, StateError};
 
@@ -42,9 +43,18 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         None => (enrolment.settings.clone(), None),
     };
     let clock = HostClock::read().map_err(CommandError::failed)?;
+    let told = state.told_time().unwrap_or_else(|error| {
+        tracing::warn!(%error, "going on with this machine's own clock");
+        None
+    });
+    let time = Arc::new(KnownTime::new(Arc::new(clock.clone()), told));
     let digest = program_digest(Path::new("/proc/self/exe")).map_err(CommandError::failed)?;
     let record = Process::this(enrolment.revision, digest).map_err(CommandError::failed)?;
-    state.record_agent(&record).map_err(CommandError::failed)?;
+    // An enrolment finds the agent by its record. On a disk that is full or can only be read the
+    // machine calls all the same, and the record is tried again with each heartbeat.
+    let recorded = state.record_agent(&record);
+    let unrecorded = recorded.is_err().then_some(record);
+    complain(recorded);
 
     let incarnation = Uuid::new_v4();
     let keeper = Keeper {
@@ -52,7 +62,12 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         clock: clock.clone(),
         incarnation,
         revision: enrolment.revision,
-        memory: Mutex::new(Memory { settings: settings.clone(), delivered_at: None, last_error: None }),
+        memory: Mutex::new(Memory {
+            settings: settings.clone(),
+            delivered_at: None,
+            last_error: None,
+            unrecorded,
+        }),
     };
     let agent = Agent {
         machine_id: enrolment.machine_id,
@@ -63,6 +78,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         incarnation,
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         clock: Arc::new(clock),
+        time,
         hardware: Arc::new(|| hardware::read(&Sources::host())),
         observer: Arc::new(move |event| keeper.hear(event)),
     };
@@ -107,11 +123,13 @@ struct Memory {
     settings: Settings,
     delivered_at: Option<u64>,
     last_error: Option<String>,
+    unrecorded: Option<Process>,
 }
 
 impl Keeper {
     fn hear(&self, event: &Event) {
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.unrecorded.take_if(|record| self.state.record_agent(record).is_ok());
         match event {
             Event::Delivered { endpoint, delivered, .. } => {
                 let recovered = memory.last_error.take().is_some();
@@ -142,12 +160,13 @@ impl Keeper {
             Event::Settings { settings, fallback } => {
                 tracing::info!(endpoints = ?settings.endpoints, "the shepherd changed the settings");
                 memory.settings = settings.clone();
-                self.learn(settings, Some(fallback.clone()));
+                self.learn(settings, fallback.clone());
             }
             Event::SettingsWork => self.learn(&memory.settings, None),
             Event::SettingsRefused { reason } => {
                 tracing::error!(reason, "the shepherd sent settings that cannot be used; the old ones stay");
             }
+            Event::Time { told } => complain(self.state.keep_told_time(told)),
         }
     }
 

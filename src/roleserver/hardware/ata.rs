@@ -66,7 +66,8 @@ fn swapped(data: &[u8], words: std::ops::Range<usize>) -> String {
     ascii(&words.flat_map(|index| word(data, index).to_be_bytes()).collect::<Vec<_>>())
 }
 
-fn identify(data: &[u8], device: &mut BlockDevice) {
+/// Takes what IDENTIFY DEVICE answered.
+pub fn identify(data: &[u8], device: &mut BlockDevice) {
     for (field, words) in [(&mut device.serial_number, 10..20), (&mut device.model, 27..47)] {
         let text = swapped(data, words);
         if !text.is_empty() {
@@ -82,7 +83,8 @@ fn identify(data: &[u8], device: &mut BlockDevice) {
 }
 
 /// A value of a device statistics page, if it is supported and valid.
-fn statistic(page: &[u8], number: u8, offset: usize) -> Option<u64> {
+#[must_use]
+pub fn statistic(page: &[u8], number: u8, offset: usize) -> Option<u64> {
     if page.get(2) != Some(&number) {
         return None;
     }
@@ -94,20 +96,29 @@ fn percent(value: u64) -> f32 {
     f32::from(u8::try_from(value & 0xff).unwrap_or(u8::MAX)) / 100.0
 }
 
-/// The ATA status return descriptor (SAT) in descriptor-format sense data.
-fn threshold_exceeded(sense: &[u8]) -> Option<bool> {
-    if sense.first().is_none_or(|code| code & 0x7f != 0x72) {
-        return None;
+/// What SMART RETURN STATUS left in the registers LBA(15:8) and LBA(23:16), by the sense data.
+#[must_use]
+pub fn threshold_exceeded(sense: &[u8]) -> Option<bool> {
+    let registers = match sense.first()? & 0x7f {
+        0x72 => in_descriptor(sense.get(8..)?)?,
+        // As translations in the firmware of host adapters answer; the additional sense code says
+        // that these are registers ("ATA pass through information available").
+        0x70 if sense.get(12..14)? == [0x00, 0x1d] => (sense[10], sense[11]),
+        _ => return None,
+    };
+    match registers {
+        (0x4f, 0xc2) => Some(false),
+        (0xf4, 0x2c) => Some(true),
+        _ => None,
     }
-    let mut descriptors = sense.get(8..)?;
+}
+
+/// The registers in the ATA status return descriptor (SAT), if it is there.
+fn in_descriptor(mut descriptors: &[u8]) -> Option<(u8, u8)> {
     while let [kind, length, ..] = *descriptors {
         let (descriptor, rest) = descriptors.split_at_checked(usize::from(length) + 2)?;
         if kind == 0x09 && descriptor.len() >= 14 {
-            return match (descriptor[9], descriptor[11]) {
-                (0x4f, 0xc2) => Some(false),
-                (0xf4, 0x2c) => Some(true),
-                _ => None,
-            };
+            return Some((descriptor[9], descriptor[11]));
         }
         descriptors = rest;
     }
@@ -165,6 +176,13 @@ mod tests {
         (sense[17], sense[19]) = (0xf4, 0x2c);
         assert_eq!(threshold_exceeded(&sense), Some(true));
         assert_eq!(threshold_exceeded(&sense[..12]), None);
+        let mut fixed = [0x70, 0, 1, 0, 0x50, 0, 0, 10, 0, 0, 0xf4, 0x2c, 0x00, 0x1d, 0, 0, 0, 0];
+        assert_eq!(threshold_exceeded(&fixed), Some(true));
+        (fixed[10], fixed[11]) = (0x4f, 0xc2);
+        assert_eq!(threshold_exceeded(&fixed), Some(false));
+        fixed[13] = 0x1c;
+        assert_eq!(threshold_exceeded(&fixed), None, "sense data of something else");
+        assert_eq!(threshold_exceeded(&fixed[..13]), None);
         assert_eq!(threshold_exceeded(&[]), None);
     }
 }

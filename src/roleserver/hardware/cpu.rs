@@ -8,15 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::proto::hardware::v1 as wire;
 use crate::proto::hardware::v1::cpu::{Architecture, Arm, X86};
-use crate::roleserver::hardware::{Sources, Warnings, text};
+use crate::roleserver::hardware::{Sources, Warnings, cut, text};
 
 /// Reads all packages, in the order of their ids.
 pub fn read(sources: &Sources, warnings: &mut Warnings) -> Vec<wire::Cpu> {
-    let threads = parse(&warnings.text(&sources.proc.join("cpuinfo")));
+    let cpuinfo = warnings.text(&sources.proc.join("cpuinfo"));
+    let threads = parse(&cpuinfo);
     if threads.is_empty() {
         warnings.add("/proc/cpuinfo names no processor");
     }
-    let mut packages: BTreeMap<i64, (Thread, BTreeSet<String>, u32)> = BTreeMap::new();
+    let mut packages: BTreeMap<i64, (Thread<'_>, BTreeSet<String>, u32)> = BTreeMap::new();
     for thread in threads {
         let topology = sources.sys.join(format!("devices/system/cpu/cpu{}/topology", thread.number));
         let package = text(&topology.join("physical_package_id")).and_then(|id| id.parse().ok());
@@ -25,7 +26,7 @@ pub fn read(sources: &Sources, warnings: &mut Warnings) -> Vec<wire::Cpu> {
         // A core's id repeats in each die, the list of its threads does not.
         let core = text(&topology.join("core_cpus_list"))
             .or_else(|| text(&topology.join("thread_siblings_list")))
-            .or_else(|| thread.core.clone())
+            .or_else(|| thread.core.map(str::to_owned))
             .unwrap_or_else(|| thread.number.to_string());
         let entry = packages.entry(package).or_insert_with(|| (thread, BTreeSet::new(), 0));
         entry.1.insert(core);
@@ -34,9 +35,9 @@ pub fn read(sources: &Sources, warnings: &mut Warnings) -> Vec<wire::Cpu> {
     packages.into_values().map(|(thread, cores, threads)| describe(&thread, cores.len(), threads)).collect()
 }
 
-fn describe(thread: &Thread, cores: usize, threads: u32) -> wire::Cpu {
+fn describe(thread: &Thread<'_>, cores: usize, threads: u32) -> wire::Cpu {
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
-    let field = |name: &str| thread.fields.get(name).map(String::as_str);
+    let field = |name: &str| thread.fields.get(name).copied();
     let (vendor, model, architecture) = if let Some(implementer) = field("CPU implementer") {
         let arm = Arm {
             implementer: hexadecimal(implementer),
@@ -44,15 +45,15 @@ fn describe(thread: &Thread, cores: usize, threads: u32) -> wire::Cpu {
             variant: field("CPU variant").map_or(0, hexadecimal),
             revision: field("CPU revision").and_then(|text| text.parse().ok()).unwrap_or(0),
         };
-        let model = field("model name").map_or_else(|| format!("part {:#x}", arm.part), str::to_owned);
+        let model = field("model name").map_or_else(|| format!("part {:#x}", arm.part), cut);
         (arm_vendor(arm.implementer), model, Some(Architecture::Arm64(arm)))
     } else {
         let decimal = |name| field(name).and_then(|text| text.parse().ok());
         let architecture = decimal("cpu family").zip(decimal("model")).map(|(family, model)| {
             Architecture::X8664(X86 { family, model, stepping: decimal("stepping").unwrap_or(0) })
         });
-        let vendor = field("vendor_id").unwrap_or_default().to_owned();
-        (vendor, field("model name").unwrap_or_default().to_owned(), architecture)
+        let text = |name| field(name).map(cut).unwrap_or_default();
+        (text("vendor_id"), text("model name"), architecture)
     };
     wire::Cpu { vendor, model, cores, threads, architecture }
 }
@@ -84,27 +85,27 @@ fn hexadecimal(text: &str) -> u32 {
     u32::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0)
 }
 
-struct Thread {
+struct Thread<'a> {
     number: u32,
     package: Option<i64>,
-    core: Option<String>,
-    fields: BTreeMap<String, String>,
+    core: Option<&'a str>,
+    fields: BTreeMap<&'a str, &'a str>,
 }
 
-fn parse(cpuinfo: &str) -> Vec<Thread> {
-    let block = |block: &str| {
+fn parse(cpuinfo: &str) -> Vec<Thread<'_>> {
+    fn block(block: &str) -> Option<Thread<'_>> {
         let fields: BTreeMap<_, _> = block
             .lines()
             .filter_map(|line| line.split_once(':'))
-            .map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()))
+            .map(|(name, value)| (name.trim(), value.trim()))
             .collect();
         Some(Thread {
             number: fields.get("processor")?.parse().ok()?,
             package: fields.get("physical id").and_then(|id| id.parse().ok()),
-            core: fields.get("core id").cloned(),
+            core: fields.get("core id").copied(),
             fields,
         })
-    };
+    }
     cpuinfo.split("\n\n").filter_map(block).collect()
 }
 

@@ -5,7 +5,7 @@
 //! an empty one. The raw table is for root; the few fields that the kernel hands
 //! out as text are the fallback.
 
-use crate::roleserver::hardware::{Sources, Warnings, text};
+use crate::roleserver::hardware::{Sources, TABLE_LIMIT_BYTES, Warnings, beginning, text};
 
 /// What the report wants of the table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +40,7 @@ const FILLERS: [&str; 11] = [
 /// Reads the table, or what the kernel hands out of it.
 pub fn read(sources: &Sources, warnings: &mut Warnings) -> Dmi {
     let path = sources.sys.join("firmware/dmi/tables/DMI");
-    let mut dmi = match std::fs::read(&path) {
+    let mut dmi = match beginning(&path, TABLE_LIMIT_BYTES) {
         Ok(table) => parse(&table, warnings),
         Err(error) => {
             warnings.add(format!("the DMI table {} cannot be read: {error}", path.display()));
@@ -94,9 +94,15 @@ pub fn parse(table: &[u8], warnings: &mut Warnings) -> Dmi {
 
 /// Size of a memory device; none for an empty slot, an unknown size and for what is no RAM.
 fn module_bytes(structure: &Structure<'_>) -> Option<u64> {
-    // ROM, flash and EEPROM of all kinds: the firmware's own chips.
-    if structure.byte(0x12).is_some_and(|kind| (0x08..=0x0c).contains(&kind)) {
+    // ROM, flash and EEPROM of all kinds: the firmware's own chips; and those parts of a module
+    // that are no memory to the kernel.
+    if matches!(structure.byte(0x12), Some(0x08..=0x0c | 0x1f)) {
         return None;
+    }
+    // Modules that keep their content, of which the kernel has as memory what is not kept
+    // (version 3.2: technology, and sizes by what becomes of the content).
+    if matches!(structure.byte(0x28), Some(0x04..=0x07)) {
+        return structure.quad_word(0x3c).filter(|bytes| !matches!(*bytes, 0 | u64::MAX));
     }
     match structure.word(0x0c)? {
         0 | 0xffff => None,
@@ -136,6 +142,10 @@ impl<'a> Structure<'a> {
 
     fn double_word(&self, offset: usize) -> Option<u32> {
         Some(u32::from_le_bytes(self.formatted.get(offset..offset + 4)?.try_into().ok()?))
+    }
+
+    fn quad_word(&self, offset: usize) -> Option<u64> {
+        Some(u64::from_le_bytes(self.formatted.get(offset..offset + 8)?.try_into().ok()?))
     }
 
     /// The string whose number stands at `offset`; empty for none and for fillers.
@@ -203,6 +213,28 @@ pub(crate) mod tests {
         assert_eq!(dmi.memory_bytes, Some((32 + 16) << 30));
         assert_eq!(dmi.uefi, Some(true));
         assert!(warnings.into_sentences().is_empty());
+    }
+
+    #[test]
+    fn memory_that_keeps_its_content_is_no_ram() {
+        let gigabytes = |count: u64| (count << 30).to_le_bytes();
+        let module = |technology: u8, volatile: u64| {
+            let (size, volatile) = (&[0xff, 0x7f][..], gigabytes(volatile));
+            let bytes: [(usize, &[u8]); 5] = [
+                (0x0c, size),
+                (0x12, &[0x1a]),
+                (0x1c, &[0, 0, 2, 0]),
+                (0x28, &[technology]),
+                (0x3c, &volatile),
+            ];
+            structure(17, 0x5c, &bytes, &["DIMM"])
+        };
+        let memory = |tables: &[Vec<u8>]| parse(&tables.concat(), &mut Warnings::default()).memory_bytes;
+        assert_eq!(memory(&[module(0x03, 0)]), Some(128 << 30), "DRAM counts by its size");
+        assert_eq!(memory(&[module(0x03, 128), module(0x07, 0)]), Some(128 << 30));
+        assert_eq!(memory(&[module(0x07, 96)]), Some(96 << 30), "what is used as memory counts");
+        let logical = structure(17, 0x28, &[(0x0c, &[0x00, 0x40]), (0x12, &[0x1f])], &["NVDIMM"]);
+        assert_eq!(memory(&[logical]), None);
     }
 
     #[test]

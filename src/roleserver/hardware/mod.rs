@@ -15,6 +15,8 @@
 //! Nothing here writes to a device: each command sent is an identification or a
 //! log that the device only reads out.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::proto::hardware::v1 as wire;
@@ -62,6 +64,14 @@ impl Sources {
     }
 }
 
+/// What is read of a table or of a list of all processors; that of 512 of them has some 2 MiB.
+const TABLE_LIMIT_BYTES: u64 = 16 << 20;
+/// What is read of an attribute, which is a page at most; pages have up to 64 KiB.
+const ATTRIBUTE_LIMIT_BYTES: u64 = 64 << 10;
+
+/// Characters of one text in a report.
+const TEXT_LIMIT: usize = 1000;
+
 /// Reads the whole machine; blocks, on a broken disk for long.
 #[must_use]
 pub fn read(sources: &Sources) -> wire::HardwareReport {
@@ -73,8 +83,8 @@ pub fn read(sources: &Sources) -> wire::HardwareReport {
         cpus: cpu::read(sources, &mut warnings),
         block_devices: block::read(sources, &mut warnings),
         network_interfaces: network::read(sources, &mut warnings),
-        kernel_release: warnings.text(&sources.proc.join("sys/kernel/osrelease")),
-        hostname: warnings.text(&sources.proc.join("sys/kernel/hostname")),
+        kernel_release: cut(&warnings.text(&sources.proc.join("sys/kernel/osrelease"))),
+        hostname: cut(&warnings.text(&sources.proc.join("sys/kernel/hostname"))),
         manufacturer: dmi.manufacturer,
         product: dmi.product,
         serial_number: dmi.serial_number,
@@ -105,7 +115,7 @@ impl Warnings {
 
     /// Reads a file that every machine has, trimmed; empty with a warning when it cannot.
     pub fn text(&mut self, path: &Path) -> String {
-        match std::fs::read(path) {
+        match beginning(path, TABLE_LIMIT_BYTES) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).trim().to_owned(),
             Err(error) => {
                 self.add(format!("{} cannot be read: {error}", path.display()));
@@ -122,13 +132,30 @@ impl Warnings {
     }
 }
 
-/// Reads a file that a machine may lack, trimmed and not empty.
+/// The first bytes of a file: what the kernel shows may be as wrong as the firmware behind it.
+fn beginning(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads an attribute that a machine may lack.
+fn attribute(path: &Path) -> std::io::Result<Vec<u8>> {
+    beginning(path, ATTRIBUTE_LIMIT_BYTES)
+}
+
+/// As much of a text as belongs into a report, which must not become too large to be taken.
+fn cut(text: &str) -> String {
+    text.chars().take(TEXT_LIMIT).collect()
+}
+
+/// Reads a text that a machine may lack, trimmed, cut and not empty.
 #[must_use]
 pub fn text(path: &Path) -> Option<String> {
-    let bytes = std::fs::read(path).ok()?;
+    let bytes = attribute(path).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
-    (!text.is_empty()).then(|| text.to_owned())
+    (!text.is_empty()).then(|| cut(text))
 }
 
 /// Reads a decimal number that a machine may lack.

@@ -105,15 +105,17 @@ fn link_settings(socket: &OwnedFd, name: &str) -> std::io::Result<EthtoolBuffer>
     Ok(buffer)
 }
 
-/// `struct ethtool_perm_addr`.
-fn permanent_address(bytes: &[u8]) -> Option<Vec<u8>> {
+/// The address in a `struct ethtool_perm_addr`.
+#[must_use]
+pub fn permanent_address(bytes: &[u8]) -> Option<Vec<u8>> {
     let length = u32::from_ne_bytes(bytes.get(4..8)?.try_into().ok()?);
     let address = bytes.get(8..)?.get(..usize::try_from(length).ok()?)?;
     address.iter().any(|byte| *byte != 0).then(|| address.to_vec())
 }
 
 /// The first mask of `struct ethtool_link_settings`, as speeds.
-fn supported_speeds(bytes: &[u8]) -> Vec<u32> {
+#[must_use]
+pub fn supported_speeds(bytes: &[u8]) -> Vec<u32> {
     let words = bytes.get(15).map_or(0, |words| i8::from_ne_bytes([*words]).max(0).unsigned_abs());
     let mask = bytes.get(48..48 + usize::from(words) * 4).unwrap_or_default();
     let mut speeds = Vec::new();

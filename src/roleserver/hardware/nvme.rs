@@ -29,7 +29,8 @@ pub fn ask(drive: &File, device: &mut BlockDevice) -> Vec<String> {
     failures
 }
 
-fn identify(bytes: &[u8], device: &mut BlockDevice) {
+/// Takes what Identify Controller answered.
+pub fn identify(bytes: &[u8], device: &mut BlockDevice) {
     for (field, range) in [(&mut device.serial_number, 4..24), (&mut device.model, 24..64)] {
         let text = bytes.get(range).map(ascii).unwrap_or_default();
         if !text.is_empty() {
@@ -38,7 +39,8 @@ fn identify(bytes: &[u8], device: &mut BlockDevice) {
     }
 }
 
-fn health(bytes: &[u8], device: &mut BlockDevice) {
+/// Takes what the health log says.
+pub fn health(bytes: &[u8], device: &mut BlockDevice) {
     let Some(log) = bytes.get(..512) else { return };
     device.critical_warning = Some(log[0] != 0);
     device.available_spare_ratio = Some(f32::from(log[3]) / 100.0);

@@ -9,16 +9,17 @@ use std::fs::File;
 use std::path::Path;
 
 use crate::proto::hardware::v1::BlockDevice;
+use crate::roleserver::hardware::attribute;
 use crate::roleserver::hardware::ioctl::{self, ScsiAnswer};
 
 const PAGE_LIMIT: u16 = 1024;
 
 /// Fills serial and WWN from sysfs' copies of the pages.
 pub fn from_sysfs(directory: &Path, device: &mut BlockDevice) {
-    if let Ok(page) = std::fs::read(directory.join("vpd_pg80")) {
+    if let Ok(page) = attribute(&directory.join("vpd_pg80")) {
         fill_serial(&page, device);
     }
-    if let Ok(page) = std::fs::read(directory.join("vpd_pg83")) {
+    if let Ok(page) = attribute(&directory.join("vpd_pg83")) {
         fill_wwn(&page, device);
     }
 }
@@ -80,7 +81,8 @@ fn log_sense(page: u8) -> [u8; 10] {
     [0x4d, 0, 0x40 | page, 0, 0, 0, 0, high, low, 0]
 }
 
-fn fill_serial(page: &[u8], device: &mut BlockDevice) {
+/// Takes the serial number of vital product data page 80h.
+pub fn fill_serial(page: &[u8], device: &mut BlockDevice) {
     if let Some(bytes) = vital(page, 0x80) {
         let serial = ascii(bytes);
         if !serial.is_empty() {
@@ -89,7 +91,8 @@ fn fill_serial(page: &[u8], device: &mut BlockDevice) {
     }
 }
 
-fn fill_wwn(page: &[u8], device: &mut BlockDevice) {
+/// Takes the World Wide Name of vital product data page 83h.
+pub fn fill_wwn(page: &[u8], device: &mut BlockDevice) {
     if let Some(wwn) = vital(page, 0x83).and_then(designator) {
         device.wwn = wwn.to_vec();
     }
@@ -118,7 +121,8 @@ fn designator(mut list: &[u8]) -> Option<&[u8]> {
 }
 
 /// A parameter of a log page.
-fn parameter(page: &[u8], code: u16) -> Option<&[u8]> {
+#[must_use]
+pub fn parameter(page: &[u8], code: u16) -> Option<&[u8]> {
     let length = usize::from(u16::from_be_bytes(page.get(2..4)?.try_into().ok()?));
     let mut rest = page.get(4..)?;
     rest = rest.get(..length).unwrap_or(rest);
@@ -133,7 +137,8 @@ fn parameter(page: &[u8], code: u16) -> Option<&[u8]> {
 }
 
 /// Total uncorrected errors of an error counter page.
-fn uncorrected(page: &[u8]) -> Option<u64> {
+#[must_use]
+pub fn uncorrected(page: &[u8]) -> Option<u64> {
     let value = parameter(page, 0x0006)?;
     value.iter().try_fold(0_u64, |sum, byte| Some(sum.checked_mul(256)? + u64::from(*byte)))
 }
