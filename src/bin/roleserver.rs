@@ -106,7 +106,14 @@ fn main() -> ExitCode {
         }
     };
     let filter = EnvFilter::try_from_env("ROLESERVER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        // A line that could not be written is reported by `eprintln!`, which panics when standard error is
+        // what cannot be written to: a full disk under the log would end the agent and its supervisor.
+        .log_internal_errors(false)
+        .init();
     // Already there is as good: there is only one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match execute(flags.verb) {

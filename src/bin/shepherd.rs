@@ -41,7 +41,7 @@ fn end(failure: &Failure) -> ExitCode {
 async fn dispatch(arguments: &[OsString]) -> Result<(), Failure> {
     let Some((parsed, file)) = parse(arguments)? else { return Ok(()) };
     match parsed.command {
-        Some(Command::Demo(flags)) => demo::run(flags).await,
+        Some(Command::Demo(flags)) => Box::pin(demo::run(flags)).await,
         Some(Command::Simulator(args)) => run_simulator(args).await,
         None => {
             logging::start(parsed.service.log_format, "info");

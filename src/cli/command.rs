@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, builder::PossibleValuesParser};
 
+use crate::bmdb::connection::Dialect;
 use crate::cli::output::Format;
 use crate::model::facts::HoldScope;
 use crate::model::phase::Phase;
@@ -48,12 +49,14 @@ pub struct Cli {
         value_name = "DIALECT",
         env = "SHEPHERD_BMDB_DIALECT",
         hide_env_values = true,
+        value_enum,
         default_value = "skip-locked",
+        hide_possible_values = true,
         global = true,
         hide_short_help = true,
         help_heading = EVERYWHERE
     )]
-    pub bmdb_dialect: String,
+    pub bmdb_dialect: Dialect,
 
     /// How to answer
     #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true, help_heading = EVERYWHERE)]
@@ -86,6 +89,22 @@ pub enum Command {
     /// Allow what was refused for safety
     #[command(subcommand)]
     Allow(Allow),
+    /// Declare what the BMDB cannot know by itself
+    #[command(subcommand)]
+    Declare(Declare),
+}
+
+/// What can be declared.
+#[derive(Debug, Subcommand)]
+pub enum Declare {
+    /// The BMDB was restored from a backup, and counts from now on; with every shepherd stopped
+    #[command(long_about = "\
+Declare that the BMDB was restored from a backup, and that this copy is the one that counts from now on.
+
+Machines remember what was ordered after the backup was taken, and refuse a database that has forgotten
+it. This lifts every fence beyond that, ends the sessions, work and steps that the backup holds, and
+writes a line into every machine's history. Stop every shepherd first; docs/backup.md says the rest.")]
+    Restored(Restored),
 }
 
 /// Lists.
@@ -226,4 +245,12 @@ pub struct AllowHostKey {
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+}
+
+/// Declares a restoration.
+#[derive(Debug, Args)]
+pub struct Restored {
+    /// Which backup, and why: kept in every machine's history
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
 }

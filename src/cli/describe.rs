@@ -11,17 +11,20 @@ use serde_json::{Map, Value};
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::inspect::{self, HistoryLine, LaneView, MachineName, MachineView, Tag};
+use crate::bmdb::inspect::{self, HistoryLine, Tag};
 use crate::bmdb::tags::tags;
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::{find, id_of};
-use crate::cli::output::{Format, both, labelled, relative, table, width};
+use crate::cli::output::{Format, table, width};
 use crate::cli::{hardware, timeline};
 use crate::model::facts::MachineFacts;
 use crate::model::host_key::HostKey;
+use crate::model::layout::labelled;
+use crate::model::machine_view::{LaneView, MachineName, MachineView};
 use crate::model::phase::phase_of;
 use crate::model::process::Process;
+use crate::model::telling::{both, relative};
 use crate::model::time::{Span, Timestamp};
 
 /// How many of the last events are shown.
@@ -78,8 +81,7 @@ pub async fn machine(bmdb: &Bmdb, machine: &str, format: Format) -> Result<Strin
 }
 
 fn description(view: &MachineView, tags: &[Tag], events: Vec<HistoryLine>) -> Description {
-    let facts = &view.snapshot.facts;
-    let now = view.snapshot.now;
+    let (facts, now) = (&view.facts, view.at);
     Description {
         name: view.name(),
         phase: phase_of(facts, &view.policy, now).as_str(),
@@ -128,7 +130,7 @@ fn hardware_of(tag: &Tag) -> Vec<(String, String)> {
 }
 
 fn render(view: &MachineView, tags: &[Tag], events: &[HistoryLine]) -> String {
-    let (facts, now, width) = (&view.snapshot.facts, view.snapshot.now, width());
+    let (facts, now, width) = (&view.facts, view.at, width());
     let mut text = labelled(
         0,
         &[

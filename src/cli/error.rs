@@ -9,7 +9,7 @@ pub enum CliError {
     #[error("{0}")]
     Wrong(String),
     /// The database.
-    #[error(transparent)]
+    #[error("{}", .0.with_advice())]
     Bmdb(#[from] BmdbError),
     /// The answer cannot be written.
     #[error("cannot write the answer: {0}")]
@@ -24,7 +24,14 @@ impl CliError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Wrong(_) | Self::Bmdb(BmdbError::Url { .. } | BmdbError::NoSuchMachine(_)) => 2,
+            // A database of another release is the wrong one to name, as `shepherd` says too.
+            Self::Wrong(_)
+            | Self::Bmdb(
+                BmdbError::Url { .. }
+                | BmdbError::NoSuchMachine(_)
+                | BmdbError::NewerSchema { .. }
+                | BmdbError::OlderSchema { .. },
+            ) => 2,
             Self::Bmdb(_) | Self::Output(_) | Self::Json(_) => 1,
         }
     }

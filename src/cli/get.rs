@@ -7,12 +7,12 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::inspect::{
-    self, BrakeLine, Cursor, MachineLine, MachineName, ProviderLine, SessionLine, WorkLine, order_of,
-};
+use crate::bmdb::inspect::{self, Cursor, MachineLine, ProviderLine, SessionLine, WorkLine, order_of};
 use crate::cli::command::Machines;
 use crate::cli::error::CliError;
-use crate::cli::output::{Format, relative, rough, table, width};
+use crate::cli::output::{Format, table, width};
+use crate::model::machine_view::{BrakeLine, MachineName};
+use crate::model::telling::{relative, rough};
 use crate::model::time::{Timestamp, between};
 
 /// Largest page read at once, so that no single statement is long.

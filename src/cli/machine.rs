@@ -8,9 +8,10 @@
 use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::inspect::{MachineName, machines_by_id, machines_by_provider_id, machines_near};
+use crate::bmdb::inspect::{machines_by_id, machines_by_provider_id, machines_near};
 use crate::cli::error::CliError;
 use crate::model::ids::MachineId;
+use crate::model::machine_view::MachineName;
 
 /// Shortest beginning of a UUID that is taken for one.
 const SHORTEST_PREFIX: usize = 4;

@@ -15,6 +15,7 @@ pub mod hardware;
 pub mod machine;
 pub mod operate;
 pub mod output;
+pub mod restored;
 pub mod run;
 pub mod timeline;
 pub mod why;

@@ -9,15 +9,17 @@ use serde::Serialize;
 use crate::bmdb::change::{FactChange, HostKeySource};
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::facts::Snapshot;
-use crate::bmdb::inspect::MachineName;
 use crate::bmdb::work::Decision;
 use crate::cli::command::{AllowHostKey, Hold as HoldArguments, Release, Retry};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::{find, id_of};
-use crate::cli::output::{Format, absolute, relative};
+use crate::cli::output::Format;
 use crate::model::facts::{Hold, HoldScope, MachineFacts};
+use crate::model::machine_view::MachineName;
+use crate::model::needs_human::Obstacle;
 use crate::model::process::{Lane, Process};
+use crate::model::telling::{absolute, relative};
 use crate::model::time::{Span, Timestamp, after};
 
 /// What became of a command.
@@ -64,7 +66,7 @@ fn told(name: MachineName, done: Done, format: Format) -> Result<String, CliErro
 }
 
 /// Who asks, for the history: `kim@workstation`.
-fn who() -> String {
+pub(crate) fn who() -> String {
     let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
     let user = variable("USER")
         .or_else(|| variable("LOGNAME"))
@@ -72,7 +74,7 @@ fn who() -> String {
     format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
 }
 
-fn by(who: &str, reason: Option<&str>) -> String {
+pub(crate) fn by(who: &str, reason: Option<&str>) -> String {
     reason.map_or_else(|| format!("by {who}"), |reason| format!("by {who}: {reason}"))
 }
 
@@ -285,7 +287,7 @@ pub async fn allow_host_key(
 }
 
 /// What the refused key was the cause of: waits in the lane that connects, and a call for a person
-/// that speaks of it.
+/// because of it.
 fn after_host_key(facts: &MachineFacts) -> Vec<FactChange> {
     let mut changes: Vec<FactChange> = facts
         .backoffs
@@ -293,7 +295,7 @@ fn after_host_key(facts: &MachineFacts) -> Vec<FactChange> {
         .filter(|process: &&Process| process.lane() == Lane::Access)
         .map(|process| FactChange::BackoffCleared(*process))
         .collect();
-    if facts.needs_human.as_ref().is_some_and(|fact| fact.reason.contains("host key")) {
+    if facts.needs_human.as_ref().is_some_and(|fact| fact.obstacle == Obstacle::HostKeyChanged) {
         changes.extend(ask_no_person(facts));
     }
     changes

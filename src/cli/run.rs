@@ -3,27 +3,28 @@
 use std::ffi::OsString;
 use std::io::Write as _;
 
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory as _, FromArgMatches as _};
 
-use crate::bmdb::connection::{Bmdb, ConnectionSettings, Dialect};
+use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::url::password_warning;
-use crate::cli::command::{Allow, Cli, Command, Describe, Get};
+use crate::cli::command::{Allow, Cli, Command, Declare, Describe, Get};
 use crate::cli::error::CliError;
-use crate::cli::{describe, get, operate, output, timeline, why};
+use crate::cli::{describe, get, operate, output, restored, timeline, why};
 use crate::model::arguments::accept_dashes;
+use crate::model::usage::usage_sentence;
 
 /// Does what the arguments say and returns the exit code. Errors and warnings go to standard error.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let matches = match Cli::command().try_get_matches_from(accept_dashes(arguments)) {
-        Ok(matches) => matches,
-        Err(said) => return say_usage(&said),
-    };
-    let from_flag = given_as_flag(&matches);
-    let cli = match Cli::from_arg_matches(&matches) {
-        Ok(cli) => cli,
-        Err(said) => return say_usage(&said),
+    let given = accept_dashes(arguments);
+    let parsed = Cli::command()
+        .try_get_matches_from(&given)
+        .and_then(|matches| Ok((given_as_flag(&matches), Cli::from_arg_matches(&matches)?)));
+    let (from_flag, cli) = match parsed {
+        Ok(parsed) => parsed,
+        Err(said) => return say_usage(&said, &given),
     };
     if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| from_flag).and_then(password_warning) {
         say(warning);
@@ -52,6 +53,7 @@ async fn answer(cli: &Cli) -> Result<String, CliError> {
         Command::Hold(hold) => operate::hold(&bmdb, hold, format).await,
         Command::Release(release) => operate::release(&bmdb, release, format).await,
         Command::Retry(retry) => operate::retry(&bmdb, retry, format).await,
+        Command::Declare(Declare::Restored(declared)) => restored::restored(&bmdb, declared, format).await,
         Command::Allow(Allow::HostKey(allow)) => operate::allow_host_key(&bmdb, allow, format).await,
     };
     bmdb.close().await;
@@ -67,8 +69,7 @@ async fn connect(cli: &Cli) -> Result<Bmdb, CliError> {
         )
     })?;
     let mut settings = ConnectionSettings::from_url(url, "shepherdctl")?;
-    settings.dialect =
-        cli.bmdb_dialect.parse::<Dialect>().map_err(|error| CliError::Wrong(error.to_string()))?;
+    settings.dialect = cli.bmdb_dialect;
     settings.max_connections = 1;
     let bmdb = Bmdb::connect(settings).await?;
     match bmdb.require_schema().await {
@@ -89,10 +90,15 @@ fn given_as_flag(matches: &clap::ArgMatches) -> bool {
         || matches.subcommand().is_some_and(|(_, matches)| given_as_flag(matches))
 }
 
-/// What clap says: help and version are answers, the rest is the caller's mistake.
-fn say_usage(said: &clap::Error) -> u8 {
-    // Nothing is left to tell a reader who has gone away.
-    let _ = said.print();
+/// Help and the version are answers, and so is the help that is given to whoever typed no command; the
+/// rest is the caller's mistake, and one sentence.
+fn say_usage(said: &clap::Error, given: &[OsString]) -> u8 {
+    if said.use_stderr() && said.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        say(&format!("shepherdctl: {}", usage_sentence(said, &Cli::command(), given)));
+    } else {
+        // Nothing is left to tell a reader who has gone away.
+        let _ = said.print();
+    }
     u8::try_from(said.exit_code()).unwrap_or(2)
 }
 

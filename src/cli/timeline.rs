@@ -6,11 +6,12 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::inspect::{self, HistoryLine, MachineName};
+use crate::bmdb::inspect::{self, HistoryLine};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::{find, id_of};
 use crate::cli::output::{Format, table, width};
+use crate::model::machine_view::MachineName;
 
 #[derive(Serialize)]
 struct TimelineAnswer {
@@ -35,7 +36,10 @@ pub async fn timeline(bmdb: &Bmdb, machine: &str, limit: u32, format: Format) ->
         return json(&TimelineAnswer { name, events, more });
     }
     if events.is_empty() {
-        return Ok(format!("nothing has happened to {} yet\n", name.short()));
+        return Ok(format!(
+            "nothing has happened to {} yet, or longer ago than history is kept\n",
+            name.short()
+        ));
     }
     let mut text = table(&HEADERS, &rows(&events), width());
     if more {

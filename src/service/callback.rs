@@ -1,8 +1,11 @@
 //! The callback server and the metrics of this process.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
@@ -12,7 +15,7 @@ use crate::bmdb::session::Sessions;
 use crate::model::time::{Rate, Span};
 use crate::server::accept::ConnectionLimits;
 use crate::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
-use crate::server::certificate::{Certificate, CertificateSource};
+use crate::server::certificate::{Authorities, Certificate, CertificateSource, RenewalClock};
 use crate::server::error::ServerError;
 use crate::server::metrics::{MetricsServer, serve_metrics};
 use crate::service::failure::Failure;
@@ -25,11 +28,18 @@ pub struct Callback {
     agents: Option<CallbackServer>,
     metrics: Option<MetricsServer>,
     stop: CancellationToken,
-    /// What agents check a callback server against, DER.
-    pub ca_certificates: Vec<Vec<u8>>,
+    /// What agents check a callback server against.
+    pub authorities: Authorities,
+    freshening: Option<JoinHandle<()>>,
 }
 
 impl Callback {
+    /// Where metrics are shown, if they are.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(|metrics| metrics.local_addr)
+    }
+
     /// Stops listening; calls under way are answered first.
     pub async fn stop(self) {
         self.stop.cancel();
@@ -38,6 +48,11 @@ impl Callback {
         }
         if let Some(metrics) = self.metrics {
             metrics.ended().await;
+        }
+        if let Some(freshening) = self.freshening
+            && let Err(error) = freshening.await
+        {
+            tracing::error!(%error, "reading the certificate again did not end in order");
         }
     }
 }
@@ -61,8 +76,13 @@ pub async fn start(
 ) -> Result<Callback, Failure> {
     let stop = CancellationToken::new();
     let certificate = certificate_source(plan, secrets)?;
-    let mut callback =
-        Callback { agents: None, metrics: None, stop: stop.clone(), ca_certificates: Vec::new() };
+    let mut callback = Callback {
+        agents: None,
+        metrics: None,
+        stop: stop.clone(),
+        authorities: watch::Sender::new(Vec::new()).subscribe(),
+        freshening: None,
+    };
     let started = start_parts(plan, bmdb, sessions, certificate, metrics, &mut callback).await;
     if let Err(error) = started {
         callback.stop().await;
@@ -85,16 +105,18 @@ async fn start_parts(
             listen_address: plan.flags.agent_listen_address,
             endpoints: plan.endpoints.clone(),
             certificate,
+            renewal: RenewalClock::default(),
             agent_rate: agent_rate(),
             limits: ConnectionLimits::default(),
         };
         let agents =
             serve_agents(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone()).await?;
-        callback.ca_certificates.clone_from(&agents.ca_certificates);
+        callback.authorities = agents.authorities.clone();
         callback.agents = Some(agents);
     } else {
         let found = Certificate::get(&certificate, bmdb, Vec::new(), std::time::SystemTime::now()).await?;
-        callback.ca_certificates = found.authorities;
+        callback.authorities = found.authorities();
+        callback.freshening = Some(tokio::spawn(found.keep_fresh(RenewalClock::default(), stop.clone())));
     }
     if let Some(address) = plan.flags.metrics_listen_address {
         callback.metrics = Some(serve_metrics(bmdb.clone(), metrics, address, stop).await?);

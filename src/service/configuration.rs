@@ -87,7 +87,14 @@ pub fn read(path: &Path, given: &[OsString]) -> Result<ConfigurationFile, Failur
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("cannot read the configuration file {shown}: {error}")))?;
     parse(&text, &taken(given))
-        .map_err(|problem| Failure::usage(format!("the configuration file {shown}: {problem}")))
+        .map_err(|problem| Failure::usage(format!("the configuration file {shown}: {}", readable(&problem))))
+}
+
+/// What is wrong with the file, which repeats what stands in it: as much as anybody reads, and nothing
+/// that a terminal obeys.
+fn readable(problem: &str) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
+    problem.chars().map(shown).take(1000).collect()
 }
 
 /// Names of the flags that count before the file.
@@ -113,7 +120,9 @@ fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, Stri
         };
         for (number, provider) in providers.into_iter().enumerate() {
             let provider = provider.try_into().map_err(|error: toml::de::Error| {
-                format!("provider number {}: {}", number + 1, error.message())
+                // The one enumeration in such a table is its kind.
+                let problem = error.message().replace("unknown variant", "unknown kind");
+                format!("[[provider]] number {}: {problem}", number + 1)
             })?;
             file.providers.push(provider);
         }
@@ -133,7 +142,10 @@ fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, Stri
     let mut names = BTreeSet::new();
     for provider in &file.providers {
         if !names.insert(provider.name()) {
-            return Err(format!("two providers are named {}", provider.name()));
+            return Err(format!(
+                "two [[provider]] tables are named {0}; name one of them otherwise",
+                provider.name()
+            ));
         }
     }
     Ok(file)
@@ -205,7 +217,7 @@ mod tests {
         let file = parse(text, &BTreeSet::new()).unwrap();
         assert_eq!(file.providers.iter().map(|p| p.name().as_str()).collect::<Vec<_>>(), ["rack-a", "sim"]);
         for (wrong, part) in [
-            ("[[provider]]\nname = \"a\"\nkind = \"magic\"", "provider number 1: unknown variant `magic`"),
+            ("[[provider]]\nname = \"a\"\nkind = \"magic\"", "[[provider]] number 1: unknown kind `magic`"),
             ("[[provider]]\nname = \"A\"\nkind = \"static\"\ndevice_list_url = \"\"", "\"A\" is no name"),
             ("[provider]\nname = \"a\"", "write [[provider]]"),
         ] {
@@ -213,6 +225,7 @@ mod tests {
             assert!(problem.contains(part), "{problem}");
         }
         let twice = text.replace("sim\"", "rack-a\"");
-        assert_eq!(parse(&twice, &BTreeSet::new()).unwrap_err(), "two providers are named rack-a");
+        let problem = parse(&twice, &BTreeSet::new()).unwrap_err();
+        assert!(problem.starts_with("two [[provider]] tables are named rack-a"), "{problem}");
     }
 }

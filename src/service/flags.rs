@@ -19,6 +19,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use crate::bmdb::connection::Dialect;
 use crate::model::policy::{Disturbance, Policy, Rung};
 use crate::model::process::Process;
 use crate::model::remote_step::DEFAULT_AGENT_PATH;
@@ -59,7 +60,14 @@ Run it on a list of servers:
     --ssh_key_path /var/lib/shepherd/ssh_key --secrets_key_path /var/lib/shepherd/secrets.key
 
 Ask what a machine is waiting for:
-  shepherdctl why MACHINE";
+  shepherdctl why MACHINE
+
+A dash works wherever an underscore does. Each flag is also an environment variable (--ssh_user
+is SHEPHERD_SSH_USER) and a key of the file named by --config (ssh_user). The command line
+counts before the environment, and that before the file.
+
+SPAN is a length of time: 250ms, 5s, 30m, 1h30m. RATE is PERIOD,COUNT: 250ms,8 is up to 8 at
+once, and one more every 250ms.";
 
 /// What `shepherd` can be instead of the service.
 #[derive(Debug, Subcommand)]
@@ -78,18 +86,6 @@ pub enum LogFormat {
     Text,
     /// One object a line.
     Json,
-}
-
-/// What a database can do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum DialectFlag {
-    /// PostgreSQL as it is: READ COMMITTED, SKIP LOCKED, NOTIFY.
-    #[default]
-    Postgres,
-    /// READ COMMITTED without SKIP LOCKED and NOTIFY.
-    Waiting,
-    /// SERIALIZABLE without SKIP LOCKED and NOTIFY, as CockroachDB runs.
-    Serializable,
 }
 
 /// A part of the service.
@@ -147,10 +143,10 @@ pub struct ServiceFlags {
         long,
         value_name = "DIALECT",
         value_enum,
-        default_value = "postgres",
+        default_value = "skip-locked",
         help_heading = "Bare metal database"
     )]
-    pub bmdb_dialect: DialectFlag,
+    pub bmdb_dialect: Dialect,
     /// Most connections to the database.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=1000), help_heading = "Bare metal database")]
     pub bmdb_max_connections: u32,
@@ -164,7 +160,7 @@ pub struct ServiceFlags {
     /// Kind of the one provider that needs no configuration file: static or simulated.
     #[arg(long, value_name = "KIND", help_heading = "Provider")]
     pub provider: Option<String>,
-    /// Its name. [default: its kind]
+    /// Name of that provider. [default: its kind]
     #[arg(long, value_name = "NAME", help_heading = "Provider", requires = "provider")]
     pub provider_name: Option<String>,
     /// Device list of a static provider: file:///path or http(s)://host/path.
@@ -177,7 +173,7 @@ pub struct ServiceFlags {
     /// The role server to put on machines.
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_executable_path: Option<PathBuf>,
-    /// Where it goes on the machine; relative to the home of the SSH user.
+    /// Where the role server goes on the machine; relative to the home of the SSH user.
     #[arg(long, value_name = "PATH", default_value = DEFAULT_AGENT_PATH, help_heading = "Agent")]
     pub agent_target_path: String,
     /// host:port that machines call; may be given several times.
@@ -187,13 +183,14 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", help_heading = "Agent")]
     pub agent_listen_address: SocketAddr,
     /// Certificate of the callback server and its chain, PEM. [default: one from a CA kept in the database]
-    #[arg(long, value_name = "FILE", requires = "agent_tls_key_path", help_heading = "Agent")]
+    #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_tls_certificate_path: Option<PathBuf>,
-    /// Its private key, PEM.
-    #[arg(long, value_name = "FILE", requires = "agent_tls_certificate_path", help_heading = "Agent")]
+    /// Private key of that certificate, PEM.
+    #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_tls_key_path: Option<PathBuf>,
-    /// CA that machines check that certificate against, PEM. [default: the machine's own trusted CAs]
-    #[arg(long, value_name = "FILE", requires = "agent_tls_certificate_path", help_heading = "Agent")]
+    /// CA that machines check that certificate against, PEM. [default: the last of its chain if that signed
+    /// itself, else the machine's own trusted CAs]
+    #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_endpoint_ca_certificate_path: Option<PathBuf>,
 
     /// User for machines whose provider names none.
@@ -208,6 +205,12 @@ pub struct ServiceFlags {
     /// Longest time to connect.
     #[arg(long, value_name = "SPAN", default_value = "2s", help_heading = "SSH")]
     pub agent_ssh_connect_timeout: Span,
+    /// Longest time until a host that took the connection says anything; one that hangs never does.
+    #[arg(long, value_name = "SPAN", default_value = "5s", help_heading = "SSH")]
+    pub agent_ssh_greeting_timeout: Span,
+    /// Longest time to agree on keys, and to log in.
+    #[arg(long, value_name = "SPAN", default_value = "20s", help_heading = "SSH")]
+    pub agent_ssh_login_timeout: Span,
     /// Longest time for one command.
     #[arg(long, value_name = "SPAN", default_value = "60s", help_heading = "SSH")]
     pub agent_ssh_exec_timeout: Span,
@@ -224,22 +227,22 @@ pub struct ServiceFlags {
     /// Most machines asked for in one pass.
     #[arg(long, value_name = "N", default_value_t = 20, help_heading = "Loops")]
     pub provisioner_reservation_chunk_size: usize,
-    /// Machines handled at once; 0 counts as 1.
+    /// Machines taken over at once; 0 counts as 1.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
     pub initializer_loop_parallelism: usize,
-    /// Limit of its statements that look for work.
+    /// How often the initializer looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub initializer_db_query_rate: Rate,
-    /// Machines handled at once; 0 counts as 1.
+    /// Machines brought back at once; 0 counts as 1.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
     pub recoverer_loop_parallelism: usize,
-    /// Limit of its statements that look for work.
+    /// How often the recoverer looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub recoverer_db_query_rate: Rate,
-    /// Machines handled at once; 0 counts as 1.
+    /// Machines whose provider is asked at once; 0 counts as 1.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
     pub updater_loop_parallelism: usize,
-    /// Limit of its statements that look for work.
+    /// How often the updater looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub updater_db_query_rate: Rate,
 
@@ -273,13 +276,13 @@ pub struct PolicyFlags {
     /// Recovery is held when more than this share fell silent within the brake's window. [default: 0.2]
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub recovery_brake_fraction: Option<f64>,
-    /// That window. [default: 10m]
+    /// The window of that brake. [default: 10m]
     #[arg(long, value_name = "SPAN")]
     pub recovery_brake_window: Option<Span>,
     /// Wait after the first failure to start an agent. [default: 5m]
     #[arg(long, value_name = "SPAN")]
     pub agent_start_backoff_initial: Option<Span>,
-    /// Longest wait. [default: 4h]
+    /// Longest wait after a failure to start an agent. [default: 4h]
     #[arg(long, value_name = "SPAN")]
     pub agent_start_backoff_maximum: Option<Span>,
     /// Look at a machine again when its provider said nothing new. [default: 30m]
@@ -291,6 +294,9 @@ pub struct PolicyFlags {
     /// Longest time an outward call may outlive its session. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub outward_limit: Option<Span>,
+    /// How long what happened is kept, a day at least. [default: 180d]
+    #[arg(long, value_name = "SPAN")]
+    pub history_retention: Option<Span>,
 }
 
 /// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
@@ -338,6 +344,7 @@ impl PolicyFlags {
         set(self.update_interval_stable.as_ref(), &mut policy.update_interval_stable);
         set(self.update_interval_unstable.as_ref(), &mut policy.update_interval_unstable);
         set(self.outward_limit.as_ref(), &mut policy.outward_limit);
+        set(self.history_retention.as_ref(), &mut policy.history_retention);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
         set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);

@@ -12,7 +12,7 @@
 //! * [`callback`]: the callback server of this process.
 //! * [`run`]: running it.
 //! * [`preflight`]: looking at everything before anything is done.
-//! * [`demo`]: a fleet in a box; [`healing`] is what its watcher is told.
+//! * [`demo`]: a fleet in a box.
 //! * [`scratch`]: directories that go when we go.
 
 pub mod callback;
@@ -21,7 +21,6 @@ pub mod configuration;
 pub mod demo;
 pub mod failure;
 pub mod flags;
-pub mod healing;
 pub mod logging;
 pub mod plan;
 pub mod preflight;

@@ -8,11 +8,15 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use crate::bmdb::connection::{ConnectionSettings, Dialect};
+use reqwest::Url;
+
+use crate::bmdb::connection::ConnectionSettings;
+use crate::model::time::{Rate, Span};
+use crate::providers::http;
 use crate::providers::provider::ProviderName;
 use crate::service::configuration::{ConfigurationFile, ProviderConfiguration};
 use crate::service::failure::Failure;
-use crate::service::flags::{Component, DialectFlag, ServiceFlags};
+use crate::service::flags::{Component, PolicyFlags, ServiceFlags};
 
 /// Where the bare metal database is.
 #[derive(Clone)]
@@ -70,6 +74,8 @@ pub fn plan(flags: ServiceFlags, file: ConfigurationFile) -> Result<ServicePlan,
             )?;
         }
     }
+    own_certificate_is_whole(&flags)?;
+    policy_is_sane(&flags.policy)?;
     let own_certificate = flags.agent_tls_certificate_path.is_some();
     let needs_authority = reaches_machines || components.contains(&Component::Callback);
     if needs_authority && !own_certificate && !throw_away {
@@ -90,6 +96,72 @@ pub fn plan(flags: ServiceFlags, file: ConfigurationFile) -> Result<ServicePlan,
         }
     }
     Ok(ServicePlan { flags, database, providers, components, endpoints })
+}
+
+/// A certificate and its key are of use together only.
+fn own_certificate_is_whole(flags: &ServiceFlags) -> Result<(), Failure> {
+    let (certificate, key) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path);
+    let lacks = |given: &str, path: &Path, lacking: &str| {
+        Err(Failure::usage(format!(
+            "{given} {} is of no use alone; give {lacking} FILE, too",
+            path.display()
+        )))
+    };
+    match (certificate, key, &flags.agent_endpoint_ca_certificate_path) {
+        (Some(certificate), None, _) => {
+            lacks("--agent_tls_certificate_path", certificate, "--agent_tls_key_path")
+        }
+        (None, Some(key), _) => lacks("--agent_tls_key_path", key, "--agent_tls_certificate_path"),
+        (None, None, Some(authority)) => {
+            lacks("--agent_endpoint_ca_certificate_path", authority, "--agent_tls_certificate_path")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what would make every healthy machine silent, or a loop turn without a pause.
+fn policy_is_sane(policy: &PolicyFlags) -> Result<(), Failure> {
+    for (flag, span) in [
+        ("--recovery_first_heartbeat_timeout", policy.recovery_first_heartbeat_timeout),
+        ("--recovery_silence_timeout", policy.recovery_silence_timeout),
+        ("--heartbeat_interval", policy.heartbeat_interval),
+        ("--recovery_brake_window", policy.recovery_brake_window),
+        ("--agent_start_backoff_initial", policy.agent_start_backoff_initial),
+        ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
+        ("--update_interval_stable", policy.update_interval_stable),
+        ("--update_interval_unstable", policy.update_interval_unstable),
+    ] {
+        if span.is_some_and(|span| span.0.is_zero()) {
+            return Err(Failure::usage(format!("{flag} 0s leaves no time at all; give for example 1s")));
+        }
+    }
+    if let Some(kept) = policy.history_retention.filter(|kept| *kept < Span::hours(24)) {
+        return Err(Failure::usage(format!(
+            "--history_retention {kept} does not last until the morning; give at least 1d"
+        )));
+    }
+    let pairs = [
+        (
+            ("--heartbeat_interval", policy.heartbeat_interval),
+            ("--recovery_silence_timeout", policy.recovery_silence_timeout),
+            "so that every healthy machine would be taken for silent",
+        ),
+        (
+            ("--agent_start_backoff_initial", policy.agent_start_backoff_initial),
+            ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
+            "so that the first wait would be longer than the longest",
+        ),
+    ];
+    for ((shorter, short), (longer, long), why) in pairs {
+        if let (Some(short), Some(long)) = (short, long)
+            && short > long
+        {
+            return Err(Failure::usage(format!(
+                "{longer} {long} is shorter than {shorter} {short}, {why}; give a longer {longer}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn required<'a>(path: Option<&'a Path>, flag: &str, what: &str) -> Result<&'a Path, Failure> {
@@ -121,18 +193,8 @@ fn database(flags: &ServiceFlags) -> Result<Database, Failure> {
     let mut settings =
         ConnectionSettings::from_url(url, "shepherd").map_err(|error| Failure::usage(error.to_string()))?;
     settings.max_connections = flags.bmdb_max_connections;
-    settings.dialect = dialect(flags.bmdb_dialect);
+    settings.dialect = flags.bmdb_dialect;
     Ok(Database::Url(Box::new(settings)))
-}
-
-/// The engine's name for what was said.
-#[must_use]
-pub const fn dialect(flag: DialectFlag) -> Dialect {
-    match flag {
-        DialectFlag::Postgres => Dialect::POSTGRES,
-        DialectFlag::Waiting => Dialect::WAITING,
-        DialectFlag::Serializable => Dialect::SERIALIZABLE,
-    }
 }
 
 fn providers(
@@ -228,8 +290,7 @@ impl ServicePlan {
             "database",
             match &self.database {
                 Database::Url(settings) => {
-                    let dialect = format!("{:?}", flags.bmdb_dialect).to_lowercase();
-                    format!("{} ({dialect} dialect)", settings.place())
+                    format!("{} ({} dialect)", settings.place(), flags.bmdb_dialect.as_str())
                 }
                 Database::ThrowAway => "a private PostgreSQL, thrown away at the end".to_owned(),
                 Database::Directory(directory) => format!("a private PostgreSQL in {}", directory.display()),
@@ -253,29 +314,27 @@ impl ServicePlan {
                 "runs",
                 match component {
                     Component::Provisioner => format!(
-                        "provisioner: compares each provider at {}, creates at {} up to {} machines",
-                        flags.provisioner_reconciler_rate,
-                        flags.provisioner_device_creation_rate,
+                        "provisioner: compares each provider {}, asks for a machine {}, {}",
+                        pace(flags.provisioner_reconciler_rate),
+                        pace(flags.provisioner_device_creation_rate),
                         match flags.provisioner_max_machines {
-                            0 => "any number of".to_owned(),
-                            count => count.to_string(),
+                            0 => "takes any number of them".to_owned(),
+                            count => format!("takes up to {count} of each provider"),
                         }
                     ),
                     Component::Initializer => worker_line(
                         "initializer",
                         flags.initializer_loop_parallelism,
-                        &flags.initializer_db_query_rate.to_string(),
+                        flags.initializer_db_query_rate,
                     ),
                     Component::Recoverer => worker_line(
                         "recoverer",
                         flags.recoverer_loop_parallelism,
-                        &flags.recoverer_db_query_rate.to_string(),
+                        flags.recoverer_db_query_rate,
                     ),
-                    Component::Updater => worker_line(
-                        "updater",
-                        flags.updater_loop_parallelism,
-                        &flags.updater_db_query_rate.to_string(),
-                    ),
+                    Component::Updater => {
+                        worker_line("updater", flags.updater_loop_parallelism, flags.updater_db_query_rate)
+                    }
                     Component::Callback => {
                         format!("callback: hears agents on {}", flags.agent_listen_address)
                     }
@@ -321,24 +380,31 @@ impl ServicePlan {
     }
 }
 
-fn worker_line(name: &str, workers: usize, rate: &str) -> String {
+fn worker_line(name: &str, workers: usize, rate: Rate) -> String {
     let workers = workers.max(1);
-    format!("{name}: {workers} worker{}, looks for work at {rate}", if workers == 1 { "" } else { "s" })
+    format!("{name}: {workers} worker{}, looks for work {}", if workers == 1 { "" } else { "s" }, pace(rate))
+}
+
+/// A rate in words.
+fn pace(rate: Rate) -> String {
+    match rate.burst.get() {
+        1 => format!("every {} at most", rate.period),
+        burst => format!("every {} at most, up to {burst} times at once after a pause", rate.period),
+    }
 }
 
 fn path_or(path: Option<&Path>, otherwise: &str) -> String {
     path.map_or_else(|| otherwise.to_owned(), |path| path.display().to_string())
 }
 
-/// A URL without the user and password it may hold.
+/// A URL without anything in it that may be secret: user, password and query.
 fn without_credentials(url: &str) -> String {
-    match url.split_once("://").and_then(|(scheme, rest)| {
-        let host = rest.split('/').next()?;
-        let (_, bare) = host.rsplit_once('@')?;
-        Some(format!("{scheme}://{bare}{}", &rest[host.len()..]))
-    }) {
-        Some(bare) => bare,
-        None => url.to_owned(),
+    match Url::parse(url) {
+        Ok(url) if url.scheme() == "file" => format!("file://{}", url.path()),
+        Ok(url) if url.has_host() => http::shown(&url),
+        Ok(url) => format!("{}:…", url.scheme()),
+        // Never shown whole: what is no URL may still hold a password.
+        Err(error) => format!("(no URL: {error})"),
     }
 }
 
@@ -366,8 +432,49 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_that_would_turn_on_healthy_machines_is_refused() {
+        let span = |text: &str| Some(text.parse().unwrap());
+        let none = PolicyFlags::default;
+        for (policy, part) in [
+            (
+                PolicyFlags { heartbeat_interval: span("0s"), ..none() },
+                "--heartbeat_interval 0s leaves no time",
+            ),
+            (
+                PolicyFlags {
+                    heartbeat_interval: span("1m"),
+                    recovery_silence_timeout: span("30s"),
+                    ..none()
+                },
+                "--recovery_silence_timeout 30s is shorter than --heartbeat_interval 1m",
+            ),
+            (
+                PolicyFlags {
+                    agent_start_backoff_initial: span("1h"),
+                    agent_start_backoff_maximum: span("1m"),
+                    ..none()
+                },
+                "--agent_start_backoff_maximum 1m is shorter",
+            ),
+        ] {
+            let refused = policy_is_sane(&policy).unwrap_err();
+            assert!(refused.code == 2 && refused.sentence.starts_with(part), "{refused}");
+        }
+        policy_is_sane(&none()).unwrap();
+    }
+
+    #[test]
     fn credentials_of_a_url_are_not_shown() {
-        assert_eq!(without_credentials("https://kim:secret@h/x@y"), "https://h/x@y");
-        assert_eq!(without_credentials("file:///etc/x"), "file:///etc/x");
+        for (url, shown) in [
+            ("https://kim:secret@h/x@y", "https://h/x@y"),
+            ("https://kim:se%2Fcret@h:8443/x", "https://h:8443/x"),
+            ("https://h/x?token=secret#secret", "https://h/x"),
+            ("file:///etc/x", "file:///etc/x"),
+        ] {
+            assert_eq!(without_credentials(url), shown);
+        }
+        for url in ["https://kim:se/cret@h/x", "kim:secret@h"] {
+            assert!(!without_credentials(url).contains("cret"), "{}", without_credentials(url));
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::server::error::ServerError;
 use crate::service::configuration::ProviderConfiguration;
 use crate::service::failure::Failure;
 use crate::service::plan::ServicePlan;
-use crate::service::run::build_provider;
+use crate::service::run::{self, build_provider};
 use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
 
@@ -77,6 +77,7 @@ pub async fn inspect(plan: &ServicePlan, unanswered: Unanswered) -> Result<Vec<S
             found.push(format!("no SSH key at {}; the first start makes one", path.display()));
         }
     }
+    run::ssh_password(flags.ssh_password_path.as_deref())?;
     Ok(found)
 }
 

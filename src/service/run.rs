@@ -24,6 +24,7 @@ use crate::bmdb::wakeup::WakeUps;
 use crate::manager::access::{Access, AgentFile};
 use crate::manager::brakes::Brakes;
 use crate::manager::control_loop::{self, ControlLoop, LoopContext, LoopSettings};
+use crate::manager::failpoint;
 use crate::manager::housekeeping;
 use crate::manager::initializer::Initializer;
 use crate::manager::limiter::Limiter;
@@ -38,11 +39,12 @@ use crate::model::time::Rate;
 use crate::providers::provider::Provider;
 use crate::providers::simulated::{SimulatedConfig, SimulatedProvider};
 use crate::providers::static_provider::{StaticConfig, StaticProvider};
+use crate::server::certificate::Authorities;
 use crate::service::callback::{self, Callback};
 use crate::service::configuration::ProviderConfiguration;
 use crate::service::failure::Failure;
 use crate::service::flags::Component;
-use crate::service::plan::{Database, ServicePlan, dialect};
+use crate::service::plan::{Database, ServicePlan};
 use crate::service::preflight::{Unanswered, inspect};
 use crate::service::scratch::Scratch;
 use crate::takeover::agent_binary::AgentBinary;
@@ -109,7 +111,7 @@ async fn private_server(
     let url = server.url(PRIVATE_DATABASE);
     let mut settings = ConnectionSettings::from_url(&url, "shepherd").map_err(database_failure)?;
     settings.max_connections = plan.flags.bmdb_max_connections;
-    settings.dialect = dialect(plan.flags.bmdb_dialect);
+    settings.dialect = plan.flags.bmdb_dialect;
     // A staying server has the database from its first run.
     let exists = Bmdb::connect(settings.clone()).await;
     match exists {
@@ -135,13 +137,7 @@ fn postgres_failure(error: PrivatePostgresError) -> Failure {
 #[expect(clippy::needless_pass_by_value, reason = "stands where `map_err` hands the error over")]
 #[must_use]
 pub fn database_failure(error: BmdbError) -> Failure {
-    let sentence = match &error {
-        // What is wrong with TLS says itself what to do.
-        BmdbError::Unreachable { reason, .. } if !reason.starts_with("TLS failed") => {
-            format!("{error}. Is it running, and are host, port, user and password right?")
-        }
-        _ => error.to_string(),
-    };
+    let sentence = error.with_advice();
     match error {
         BmdbError::Url { .. } | BmdbError::NewerSchema { .. } | BmdbError::OlderSchema { .. } => {
             Failure::usage(sentence)
@@ -191,12 +187,13 @@ pub async fn start(plan: &ServicePlan, database: &OpenDatabase) -> Result<Runnin
         plan.providers.iter().map(|provider| build_provider(provider, plan)).collect::<Result<_, _>>()?,
     );
     let counted = Metrics::new();
+    bmdb.metrics().register(&counted);
     let metrics = ManagerMetrics::register(&counted);
 
     let (sessions, keeper) =
         Sessions::new(bmdb.clone(), ProcessId::generate(), plan.flags.session_interval.0);
     let keep = CancellationToken::new();
-    let keeper = tokio::spawn(keeper.keep(keep.clone()));
+    let keeper = tokio::spawn(keeper.keep(&keep).map_err(database_failure)?);
     let mut running = Running {
         sessions: sessions.clone(),
         tasks: JoinSet::new(),
@@ -229,7 +226,7 @@ async fn start_parts(
     let bmdb = &database.bmdb;
     let secrets = database.key_path(plan.flags.secrets_key_path.as_deref(), "secrets.key");
     let callback = callback::start(plan, bmdb, &running.sessions, secrets.as_deref(), counted).await?;
-    let ca_certificates = callback.ca_certificates.clone();
+    let authorities = callback.authorities.clone();
     running.callback = Some(callback);
 
     let wake_ups = WakeUps::default();
@@ -244,13 +241,23 @@ async fn start_parts(
         metrics.housekeeping.clone(),
         running.drain.clone(),
     ));
+    running.tasks.spawn(housekeeping::forget(
+        bmdb.clone(),
+        metrics.housekeeping.clone(),
+        running.drain.clone(),
+    ));
+    running.tasks.spawn(housekeeping::watch_storage(
+        bmdb.clone(),
+        metrics.housekeeping.clone(),
+        running.drain.clone(),
+    ));
     let brakes = Arc::new(Brakes::new(bmdb.clone()));
     running.tasks.spawn(housekeeping::tell_brakes(brakes.clone(), running.drain.clone()));
 
     let has = |component| plan.components.contains(&component);
     let flags = &plan.flags;
     if has(Component::Initializer) || has(Component::Recoverer) {
-        let access = Arc::new(access(plan, database, ca_certificates).await?);
+        let access = Arc::new(access(plan, database, authorities).await?);
         if has(Component::Initializer) {
             let initializer = Initializer { providers: providers.clone(), access: access.clone() };
             let rate = flags.initializer_db_query_rate;
@@ -330,6 +337,7 @@ impl Running {
     /// Stops everything; returns when no work of ours is live and every session is closed.
     pub async fn stop(mut self) {
         self.drain.cancel();
+        failpoint::pass("shutdown", "draining");
         let abort = self.abort.clone();
         let grace = self.grace;
         let deadline = tokio::spawn(async move {
@@ -338,11 +346,13 @@ impl Running {
         });
         while self.workers.join_next().await.is_some() {}
         deadline.abort();
+        failpoint::pass("shutdown", "idle");
         if let Some(callback) = self.callback.take() {
             callback.stop().await;
         }
         while self.tasks.join_next().await.is_some() {}
         self.sessions.drained().await;
+        failpoint::pass("shutdown", "drained");
         self.keep.cancel();
         if let Err(error) = self.keeper.await {
             tracing::error!(%error, "the session keeper ended in the middle");
@@ -359,7 +369,9 @@ pub fn build_provider(
     configuration: &ProviderConfiguration,
     plan: &ServicePlan,
 ) -> Result<Arc<dyn Provider>, Failure> {
-    let wrong = |error: crate::providers::provider::ProviderError| Failure::usage(error.sentence);
+    let wrong = |error: crate::providers::provider::ProviderError| {
+        Failure::usage(format!("provider {}: {}", configuration.name(), error.sentence))
+    };
     Ok(match configuration {
         ProviderConfiguration::Static { name, device_list_url } => {
             let config = StaticConfig {
@@ -383,7 +395,7 @@ pub fn build_provider(
 async fn access(
     plan: &ServicePlan,
     database: &OpenDatabase,
-    ca_certificates: Vec<Vec<u8>>,
+    authorities: Authorities,
 ) -> Result<Access, Failure> {
     let flags = &plan.flags;
     let key_path = database.key_path(flags.ssh_key_path.as_deref(), "ssh_key").ok_or_else(|| {
@@ -399,6 +411,8 @@ async fn access(
     let mut ssh = SshSettings::new(key);
     ssh.password = ssh_password(flags.ssh_password_path.as_deref())?;
     ssh.connect_timeout = flags.agent_ssh_connect_timeout.0;
+    ssh.greeting_timeout = flags.agent_ssh_greeting_timeout.0;
+    ssh.login_timeout = flags.agent_ssh_login_timeout.0;
     ssh.exec_timeout = flags.agent_ssh_exec_timeout.0;
     Ok(Access {
         ssh,
@@ -406,19 +420,31 @@ async fn access(
         agent: AgentFile::new(agent_path),
         agent_path: flags.agent_target_path.clone(),
         endpoints: plan.endpoints.clone(),
-        ca_certificates,
+        ca_certificates: Box::new(move || authorities.borrow().clone()),
         bmdb_id: database.bmdb.identity().await.map_err(database_failure)?,
     })
 }
 
-fn ssh_password(path: Option<&std::path::Path>) -> Result<Option<SecretString>, Failure> {
+/// The password for hosts that take no key, from its file or the environment.
+pub fn ssh_password(path: Option<&std::path::Path>) -> Result<Option<SecretString>, Failure> {
     let Some(path) = path else {
         return Ok(std::env::var("SHEPHERD_SSH_PASSWORD").ok().map(SecretString::from));
     };
     let text = std::fs::read_to_string(path).map_err(|error| {
-        Failure::usage(format!("--ssh_password_path {} cannot be read: {error}", path.display()))
+        let problem = match error.kind() {
+            std::io::ErrorKind::InvalidData => "holds something that is no text".to_owned(),
+            _ => format!("cannot be read: {error}"),
+        };
+        Failure::usage(format!("--ssh_password_path {} {problem}", path.display()))
     })?;
-    Ok(Some(SecretString::from(text.trim_end_matches(['\r', '\n']).to_owned())))
+    let password = text.trim_end_matches(['\r', '\n']);
+    if password.is_empty() {
+        return Err(Failure::usage(format!(
+            "--ssh_password_path {} holds no password; write it there, and nothing else",
+            path.display()
+        )));
+    }
+    Ok(Some(SecretString::from(password.to_owned())))
 }
 
 /// Runs the service until a signal: the first one stops it in order, the second at once.

@@ -17,8 +17,10 @@ use crate::roleserver::agent::{Agent, Event as AgentEvent};
 use crate::roleserver::clock::BootClock;
 use crate::roleserver::enrolment::{self, EnrollError};
 use crate::roleserver::identity::{Identity, IdentityError};
+use crate::roleserver::known_time::KnownTime;
 use crate::simulator::fleet::{Fleet, host_now};
 use crate::simulator::hardware;
+use crate::simulator::journal::OpenCall;
 use crate::simulator::machine::{Event, Refusal, State};
 use crate::simulator::state::Record;
 
@@ -40,6 +42,7 @@ pub enum AgentError {
 }
 
 /// The clock of a simulated boot. It counts on over restarts of the simulator, as a machine would.
+#[derive(Debug)]
 struct SimulatedClock {
     boot_id: Uuid,
     booted_at: DateTime<Utc>,
@@ -77,6 +80,10 @@ pub fn build(
             }
         })
     };
+    let clock = Arc::new(SimulatedClock {
+        boot_id: record.machine.boot_id(seed),
+        booted_at: record.machine.booted_at,
+    });
     Ok(Agent {
         machine_id: enrolment.machine_id,
         identity: Arc::new(identity),
@@ -85,10 +92,9 @@ pub fn build(
         access_fence: enrolment.access_fence(),
         incarnation: Uuid::new_v4(),
         agent_version: AGENT_VERSION.to_owned(),
-        clock: Arc::new(SimulatedClock {
-            boot_id: record.machine.boot_id(seed),
-            booted_at: record.machine.booted_at,
-        }),
+        clock: clock.clone(),
+        // All machines of the simulator have its host's clock, which is right.
+        time: Arc::new(KnownTime::new(clock, None)),
         hardware: Arc::new(move || hardware::report(seed, place, &hostname)),
         observer,
     })
@@ -97,12 +103,14 @@ pub fn build(
 fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
     let kept: Result<(), Refusal> = match event {
         AgentEvent::Delivered { endpoint, seq, delivered } => {
+            fleet.count_heartbeat(index, true);
             if delivered.first {
                 tracing::info!(machine = id, endpoint, seq, "first heartbeat");
             }
             Ok(())
         }
         AgentEvent::Failed { endpoint, error, failures, .. } => {
+            fleet.count_heartbeat(index, false);
             tracing::debug!(machine = id, endpoint, error, failures, "heartbeat failed");
             Ok(())
         }
@@ -110,7 +118,7 @@ fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
             if let Some(enrolment) = &mut record.enrolment {
                 enrolment.settings = settings.clone();
             }
-            record.fallback = Some(fallback.clone());
+            record.fallback.clone_from(fallback);
             Ok(((), None))
         }),
         AgentEvent::SettingsWork => fleet.change(index, |record| {
@@ -121,6 +129,7 @@ fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
             tracing::warn!(machine = id, reason, "settings refused");
             Ok(())
         }
+        AgentEvent::Time { .. } => Ok(()),
     };
     // A change without an event is never refused.
     let _ = kept;
@@ -139,8 +148,13 @@ impl From<Refusal> for EnrollError {
 }
 
 /// Does what `roleserver enroll` does on a machine: decides by the role server's rules, keeps what
-/// was decided, starts the agent, and answers when all that is on disk.
-pub async fn enroll(fleet: &Arc<Fleet>, index: usize, request: wire::EnrollRequest) -> wire::EnrollResponse {
+/// was decided, starts the agent, and answers when all that is on disk. `call` is told of it before that.
+pub async fn enroll(
+    fleet: &Arc<Fleet>,
+    index: usize,
+    request: wire::EnrollRequest,
+    call: &mut OpenCall,
+) -> wire::EnrollResponse {
     let decided = fleet.change(index, |record| {
         if record.machine.disk_full {
             return Err(EnrollError::Failed("no space left on device".to_owned()));
@@ -166,6 +180,9 @@ pub async fn enroll(fleet: &Arc<Fleet>, index: usize, request: wire::EnrollReque
         Ok((answer, (!again).then_some(Event::Enrolled)))
     });
     let mut answer = decided.unwrap_or_else(Answer::Error);
+    if let Answer::Success { public_key, .. } = &answer {
+        call.done(&json!({ "public_key": hex::encode(public_key) }));
+    }
     if let Err(error) = fleet.durable().await {
         answer = Answer::Error(EnrollError::Failed(error.to_string()));
     }

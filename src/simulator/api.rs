@@ -23,7 +23,7 @@
 //! machine or reservation), 409 (the machine cannot do that now, or all capacity
 //! is taken) or 503 (a fault; trying again may help). A 503 may come *after* the
 //! deed: that is what intents are for. `shepherd-caller` in a request's header
-//! is written into the journal.
+//! is written into the journal, as every request of this table is but the last.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,8 +140,8 @@ async fn handle(
     call: Call<'_>,
     deed: impl FnOnce() -> Result<Value, ApiError>,
 ) -> Response {
-    let caller = headers.get(CALLER_HEADER).and_then(|value| value.to_str().ok());
-    let call = fleet.journal.begin(Call { caller, ..call });
+    let caller = caller_of(headers);
+    let mut call = fleet.journal.begin(Call { caller, ..call });
     let fault = match exposure {
         Exposure::Provider => fleet.nature.profile.api_fault(fleet.nature.seed, fleet.count_api_call()),
         Exposure::Backstage => None,
@@ -154,6 +154,11 @@ async fn handle(
         return sentence(StatusCode::SERVICE_UNAVAILABLE, "the provider is busy; try again");
     }
     let done = deed();
+    if let Ok(answer) = &done
+        && answer.get("machines").is_none()
+    {
+        call.done(answer);
+    }
     if let Err(error) = fleet.durable().await {
         call.end(Outcome::Failed, &json!({ "status": 500, "error": error.to_string() }));
         return sentence(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string());
@@ -179,6 +184,22 @@ async fn handle(
     }
 }
 
+/// Journals a request that cannot be read, and answers it.
+fn malformed(fleet: &Fleet, headers: &HeaderMap, call: Call<'_>, given: &[u8], error: ApiError) -> Response {
+    /// More than any well-formed request has.
+    const SHOWN: usize = 1000;
+    let ApiError(status, text) = error;
+    let given = String::from_utf8_lossy(&given[..given.len().min(SHOWN)]);
+    let arguments = json!({ "unreadable": given });
+    let call = fleet.journal.begin(Call { caller: caller_of(headers), arguments, ..call });
+    call.end(Outcome::Refused, &json!({ "status": status.as_u16(), "error": text }));
+    sentence(status, &text)
+}
+
+fn caller_of(headers: &HeaderMap) -> Option<&str> {
+    headers.get(CALLER_HEADER).and_then(|value| value.to_str().ok())
+}
+
 fn sentence(status: StatusCode, text: &str) -> Response {
     (status, Json(json!({ "error": text }))).into_response()
 }
@@ -196,7 +217,10 @@ async fn list(
 ) -> Response {
     let Query(query) = match query {
         Ok(query) => query,
-        Err(error) => return sentence(StatusCode::BAD_REQUEST, &error.body_text()),
+        Err(error) => {
+            let error = ApiError(StatusCode::BAD_REQUEST, error.body_text());
+            return malformed(&fleet, &headers, api("find", None, json!({})), b"", error);
+        }
     };
     if let Some(intent) = query.intent {
         let call = Call { intent: Some(intent.to_string()), ..api("find", None, json!({})) };
@@ -240,8 +264,8 @@ async fn torn(response: Response) -> Response {
 
 async fn create(Shared(fleet): Shared<Arc<Fleet>>, headers: HeaderMap, body: Bytes) -> Response {
     let body: CreateBody = match body_of(&body) {
-        Ok(body) => body,
-        Err(ApiError(status, text)) => return sentence(status, &text),
+        Ok(read) => read,
+        Err(error) => return malformed(&fleet, &headers, api("create", None, json!({})), &body, error),
     };
     let arguments = json!({ "reservation": body.reservation });
     let call = Call { intent: Some(body.intent.to_string()), ..api("create", None, arguments) };
@@ -303,8 +327,8 @@ async fn power(
     body: Bytes,
 ) -> Response {
     let body: PowerBody = match body_of(&body) {
-        Ok(body) => body,
-        Err(ApiError(status, text)) => return sentence(status, &text),
+        Ok(read) => read,
+        Err(error) => return malformed(&fleet, &headers, api("power", Some(&id), json!({})), &body, error),
     };
     let event = match body.action {
         Action::On => Event::PowerOn,
@@ -323,8 +347,8 @@ async fn reboot(
     body: Bytes,
 ) -> Response {
     let body: RebootBody = match body_of(&body) {
-        Ok(body) => body,
-        Err(ApiError(status, text)) => return sentence(status, &text),
+        Ok(read) => read,
+        Err(error) => return malformed(&fleet, &headers, api("reboot", Some(&id), json!({})), &body, error),
     };
     let call = Call { intent: Some(body.intent.to_string()), ..api("reboot", Some(&id), json!({})) };
     handle(&fleet, &headers, Exposure::Provider, call, || once(&fleet, &id, body.intent, Event::Reboot)).await
@@ -347,16 +371,12 @@ async fn strike_machine(
     body: Bytes,
 ) -> Response {
     let body: FaultBody<Fault> = match body_of(&body) {
-        Ok(body) => body,
-        Err(ApiError(status, text)) => return sentence(status, &text),
+        Ok(read) => read,
+        Err(error) => {
+            return malformed(&fleet, &headers, fault("machine", Some(&id), json!({})), &body, error);
+        }
     };
-    let call = Call {
-        channel: "fault",
-        what: "machine",
-        machine: Some(&id),
-        arguments: json!(body),
-        ..Call::default()
-    };
+    let call = fault("machine", Some(&id), json!(body));
     handle(&fleet, &headers, Exposure::Backstage, call, || {
         let index = fleet.read(|state| state.position(&id)).ok_or_else(|| ApiError::unknown(&id))?;
         fleet.step(index, Event::Struck(body.fault))?;
@@ -367,10 +387,10 @@ async fn strike_machine(
 
 async fn strike_provider(Shared(fleet): Shared<Arc<Fleet>>, headers: HeaderMap, body: Bytes) -> Response {
     let body: FaultBody<ProviderFault> = match body_of(&body) {
-        Ok(body) => body,
-        Err(ApiError(status, text)) => return sentence(status, &text),
+        Ok(read) => read,
+        Err(error) => return malformed(&fleet, &headers, fault("provider", None, json!({})), &body, error),
     };
-    let call = Call { channel: "fault", what: "provider", arguments: json!(body), ..Call::default() };
+    let call = fault("provider", None, json!(body));
     handle(&fleet, &headers, Exposure::Backstage, call, || {
         fleet.strike_provider(body.fault);
         Ok(json!({}))
@@ -379,10 +399,12 @@ async fn strike_provider(Shared(fleet): Shared<Arc<Fleet>>, headers: HeaderMap, 
 }
 
 async fn truth(Shared(fleet): Shared<Arc<Fleet>>) -> Response {
+    let heard: Vec<_> =
+        (0..fleet.read(|state| state.machines.len())).map(|index| fleet.heard(index)).collect();
     let machines = fleet.read(|state| {
-        let records = state.machines.iter();
+        let records = state.machines.iter().zip(&heard);
         records
-            .map(|record| {
+            .map(|(record, heard)| {
                 json!({
                     "id": record.id,
                     "state": record.machine.state.as_str(),
@@ -393,6 +415,7 @@ async fn truth(Shared(fleet): Shared<Arc<Fleet>>) -> Response {
                     "machine_id": record.enrolment.as_ref().map(|enrolment| enrolment.machine_id),
                     "access_fence": record.enrolment.as_ref().map(Enrolment::access_fence),
                     "port": record.ssh_port,
+                    "heartbeats": { "delivered": heard.delivered, "failed": heard.failed },
                 })
             })
             .collect::<Vec<_>>()
@@ -402,6 +425,10 @@ async fn truth(Shared(fleet): Shared<Arc<Fleet>>) -> Response {
 
 fn api<'a>(what: &'a str, machine: Option<&'a str>, arguments: Value) -> Call<'a> {
     Call { channel: "api", what, machine, arguments, ..Call::default() }
+}
+
+fn fault<'a>(what: &'a str, machine: Option<&'a str>, arguments: Value) -> Call<'a> {
+    Call { channel: "fault", what, machine, arguments, ..Call::default() }
 }
 
 /// The place of a machine that somebody has. The provider denies knowing any other.

@@ -14,13 +14,14 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 /// A connection that fails once its token is cancelled.
 pub(crate) struct Cuttable {
     stream: TcpStream,
+    token: CancellationToken,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl Cuttable {
     /// Makes a connection one that `cut` ends.
     pub(crate) fn new(stream: TcpStream, cut: CancellationToken) -> Self {
-        Self { stream, cut: Box::pin(cut.cancelled_owned()) }
+        Self { stream, token: cut.clone(), cut: Box::pin(cut.cancelled_owned()) }
     }
 }
 
@@ -43,6 +44,10 @@ impl AsyncWrite for Cuttable {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
+        // Whoever waits in vain to write is woken by the reader's half, which ends for both.
+        if self.token.is_cancelled() {
+            return Poll::Ready(Err(std::io::ErrorKind::ConnectionAborted.into()));
+        }
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -61,6 +66,23 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+
+    #[tokio::test]
+    async fn nothing_is_said_after_a_cut() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let cut = CancellationToken::new();
+        let mut server = Cuttable::new(server, cut.clone());
+        server.write_all(b"a").await.unwrap();
+        cut.cancel();
+        let error = server.write_all(b"b").await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionAborted);
+        drop(server);
+        let mut heard = Vec::new();
+        client.read_to_end(&mut heard).await.unwrap();
+        assert_eq!(heard, b"a");
+    }
 
     #[tokio::test]
     async fn a_cut_wakes_whoever_waits_for_input() {

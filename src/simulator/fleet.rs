@@ -10,36 +10,26 @@
 //! Every change raises a generation. One task writes the newest state to the
 //! file; whoever must not answer before his change is on disk awaits
 //! [`Fleet::durable`]. Calls that come together share one write.
-//!
-//! # A port that stays
-//!
-//! A machine's SSH port must survive being closed, or another process would be
-//! given it while the machine is off. Each machine therefore holds a second
-//! socket, bound to the port and never listening: the kernel keeps the port
-//! away from everyone and still refuses connections (`SO_REUSEADDR` on both
-//! lets the listening one come and go).
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc};
-use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::roleserver::agent::Agent;
 use crate::simulator::agent;
+use crate::simulator::face::{AgentFace, Effect, NOTHING, SshFace};
 use crate::simulator::faults::ProviderFault;
 use crate::simulator::journal::Journal;
-use crate::simulator::machine::{AgentFace, Effect, Event, NOTHING, Nature, Refusal, SshFace};
+use crate::simulator::machine::{Event, Nature, Refusal};
+use crate::simulator::port::Port;
 use crate::simulator::ssh;
 use crate::simulator::state::{FleetState, Record};
 
-/// Connections a machine's SSH server lets wait.
-const BACKLOG: u32 = 128;
 /// The longest the clockwork sleeps.
 const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 
@@ -76,11 +66,28 @@ struct Inner {
 /// What runs of one machine.
 #[derive(Default)]
 struct Shown {
-    /// Holds the SSH port while nothing listens on it.
-    reservation: Option<TcpSocket>,
+    port: Option<Port>,
     ssh: CancellationToken,
-    server: Option<JoinHandle<()>>,
-    agent: CancellationToken,
+    agent: Life,
+    heard: Heard,
+}
+
+/// How far an agent has come.
+#[derive(Default)]
+struct Life {
+    /// It says no more.
+    silent: CancellationToken,
+    /// It is gone, with everything it had open.
+    over: CancellationToken,
+}
+
+/// How the heartbeats of a machine fared since the simulator started.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Heard {
+    /// Answered.
+    pub delivered: u64,
+    /// Refused, cut off, or without an answer.
+    pub failed: u64,
 }
 
 /// Faults of the provider's API that hold now.
@@ -121,7 +128,7 @@ impl Fleet {
             let mut inner = fleet.lock();
             for index in 0..inner.state.machines.len() {
                 fleet.reserve_port(&mut inner, index)?;
-                let effects = inner.state.machines[index].machine.effects_since(NOTHING);
+                let effects = inner.state.machines[index].machine.face().since(NOTHING);
                 fleet.carry_out(&mut inner, index, &effects);
             }
         }
@@ -135,14 +142,18 @@ impl Fleet {
     pub async fn stop(&self) {
         self.shutdown.cancel();
         {
-            let inner = self.lock();
-            for shown in &inner.shown {
+            let mut inner = self.lock();
+            for shown in &mut inner.shown {
                 shown.ssh.cancel();
-                shown.agent.cancel();
+                shown.agent.over.cancel();
+                if let Some(port) = &mut shown.port {
+                    port.close();
+                }
             }
         }
         self.tasks.close();
         self.tasks.wait().await;
+        self.save().await;
     }
 
     /// Reads something of the fleet.
@@ -186,6 +197,18 @@ impl Fleet {
     /// Lets something happen to one machine.
     pub fn step(self: &Arc<Self>, index: usize, event: Event) -> Result<(), Refusal> {
         self.change(index, |_| Ok(((), Some(event))))
+    }
+
+    /// Counts a heartbeat of a machine.
+    pub fn count_heartbeat(&self, index: usize, delivered: bool) {
+        let heard = &mut self.lock().shown[index].heard;
+        let count = if delivered { &mut heard.delivered } else { &mut heard.failed };
+        *count += 1;
+    }
+
+    /// How the heartbeats of a machine fared so far.
+    pub fn heard(&self, index: usize) -> Heard {
+        self.lock().shown[index].heard
     }
 
     /// Counts an API call; the number decides what befalls it.
@@ -257,39 +280,39 @@ impl Fleet {
         let Inner { state, shown, .. } = inner;
         let (record, shown) = (&state.machines[index], &mut shown[index]);
         shown.ssh.cancel();
+        let Some(port) = &mut shown.port else { return };
         if face == SshFace::Closed {
+            port.close();
             return;
         }
-        let stop = self.shutdown.child_token();
-        shown.ssh = stop.clone();
-        let (fleet, id, port, before) =
-            (Arc::clone(self), record.id.clone(), record.ssh_port, shown.server.take());
-        shown.server = Some(self.tasks.spawn(async move {
-            // The one before holds the port until its task is gone. What it ended with is its own.
-            if let Some(before) = before {
-                let _ = before.await;
+        match port.open() {
+            Ok(listener) => {
+                let stop = self.shutdown.child_token();
+                shown.ssh = stop.clone();
+                self.tasks.spawn(ssh::serve(Arc::clone(self), index, listener, face, stop));
             }
-            match listen(port) {
-                Ok(listener) => ssh::serve(fleet, index, listener, face, stop).await,
-                Err(error) => {
-                    tracing::error!(machine = %id, port, %error, "cannot open the SSH server");
-                }
+            Err(error) => {
+                tracing::error!(machine = %record.id, port = record.ssh_port, %error, "cannot open the SSH server");
             }
-        }));
+        }
     }
 
     fn show_agent(self: &Arc<Self>, inner: &mut Inner, index: usize, face: AgentFace) {
         let Inner { state, shown, .. } = inner;
         let (record, shown) = (&state.machines[index], &mut shown[index]);
-        shown.agent.cancel();
+        shown.agent.silent.cancel();
         if face == AgentFace::Silent {
             return;
         }
-        let stop = self.shutdown.child_token();
-        match agent::build(self, index, record, stop.clone()) {
+        shown.agent.over.cancel();
+        if face == AgentFace::Absent {
+            return;
+        }
+        let over = self.shutdown.child_token();
+        match agent::build(self, index, record, over.clone()) {
             Ok(agent) => {
-                shown.agent = stop.clone();
-                self.tasks.spawn(agent.run(stop));
+                shown.agent = Life { silent: CancellationToken::new(), over: over.clone() };
+                self.tasks.spawn(live(agent, shown.agent.silent.clone(), over));
             }
             Err(error) => tracing::error!(machine = %record.id, %error, "cannot start the agent"),
         }
@@ -299,15 +322,15 @@ impl Fleet {
     #[expect(clippy::unused_self, reason = "reads as a step of starting the fleet")]
     fn reserve_port(&self, inner: &mut Inner, index: usize) -> std::io::Result<()> {
         let record = &mut inner.state.machines[index];
-        let socket = match bind(record.ssh_port) {
-            Ok(socket) => socket,
+        let port = match Port::take(record.ssh_port) {
+            Ok(port) => port,
             Err(error) => {
                 tracing::warn!(machine = %record.id, port = record.ssh_port, %error, "its SSH port was taken; it gets another");
-                bind(0)?
+                Port::take(0)?
             }
         };
-        record.ssh_port = socket.local_addr()?.port();
-        inner.shown[index].reservation = Some(socket);
+        record.ssh_port = port.number();
+        inner.shown[index].port = Some(port);
         Ok(())
     }
 
@@ -336,32 +359,46 @@ impl Fleet {
         }
     }
 
-    /// Puts the newest state on disk, again and again, and once more at the end.
+    /// Puts the newest state on disk, again and again until the end.
     async fn keep(self: Arc<Self>) {
         loop {
-            let last = tokio::select! {
-                () = self.shutdown.cancelled() => true,
-                () = self.changed.notified() => false,
-            };
-            let (state, generation) = {
-                let inner = self.lock();
-                (inner.state.clone(), inner.generation)
-            };
-            let path = self.path.clone();
-            let error = match tokio::task::spawn_blocking(move || state.save(&path)).await {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(error) => Some(error.to_string()),
-            };
-            if let Some(error) = &error {
-                tracing::error!(%error, "the fleet's state is not on disk");
-            }
-            self.saved.send_replace(Saved { generation, error });
-            if last {
-                return;
+            tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                () = self.changed.notified() => self.save().await,
             }
         }
     }
+
+    /// Puts the newest state on disk and tells those who wait for it.
+    async fn save(&self) {
+        let (state, generation) = {
+            let inner = self.lock();
+            (inner.state.clone(), inner.generation)
+        };
+        let path = self.path.clone();
+        let error = match tokio::task::spawn_blocking(move || state.save(&path)).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(error) = &error {
+            tracing::error!(%error, "the fleet's state is not on disk");
+        }
+        self.saved.send_replace(Saved { generation, error });
+    }
+}
+
+/// Runs an agent until it falls silent, and keeps it until it is gone.
+async fn live(agent: Agent, silent: CancellationToken, over: CancellationToken) {
+    let mut run = std::pin::pin!(agent.run(over.clone()));
+    tokio::select! {
+        biased;
+        () = silent.cancelled() => {}
+        () = &mut run => return,
+    }
+    // Still there with its connection, which it does not use any more. (HTTP/2 pings are answered for
+    // it, as they are for a program of which only one thread hangs.)
+    over.cancelled().await;
 }
 
 /// This host's clock. The simulator *is* the world, so its clock is the right one here.
@@ -370,43 +407,49 @@ pub fn host_now() -> DateTime<Utc> {
     SystemTime::now().into()
 }
 
-fn bind(port: u16) -> std::io::Result<TcpSocket> {
-    let socket = TcpSocket::new_v4()?;
-    socket.set_reuseaddr(true)?;
-    socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?;
-    Ok(socket)
-}
-
-fn listen(port: u16) -> std::io::Result<TcpListener> {
-    bind(port)?.listen(BACKLOG)
-}
-
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpStream;
+    use std::net::{Ipv4Addr, TcpStream};
+
+    use chrono::TimeDelta;
 
     use super::*;
+    use crate::simulator::faults::{Fault, Profile};
+    use crate::simulator::seed::Seed;
 
+    /// On one thread, where no task of the fleet gets a turn between two lines without an await.
     #[tokio::test]
-    async fn a_reserved_port_refuses_until_it_listens_and_after_it_closed() {
-        let reservation = bind(0).unwrap();
-        let address = reservation.local_addr().unwrap();
+    async fn what_a_machine_is_said_to_be_is_what_it_shows() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fleet.json");
+        let journal = Journal::open(&Journal::path_beside(&path)).unwrap();
+        let state = FleetState::new(Seed(1), 1, host_now());
+        let nature = Nature {
+            seed: Seed(1),
+            profile: Profile::None,
+            boot: TimeDelta::zero(),
+            persistent_per_mille: 0,
+        };
+        let fleet = Fleet::start(nature, state, path.clone(), journal).unwrap();
+        let port = fleet.read(|state| state.machines[0].ssh_port);
+        let answers = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
+        assert!(!answers(), "it is off");
         for _ in 0..3 {
-            assert!(TcpStream::connect(address).await.is_err(), "nothing listens");
-            let listener = listen(address.port()).unwrap();
-            let client = TcpStream::connect(address).await.unwrap();
-            let (server, _) = listener.accept().await.unwrap();
-            drop(listener);
-            drop(server);
-            drop(client);
+            fleet.step(0, Event::PowerOn).unwrap();
+            assert!(!answers(), "it boots");
+            fleet.step(0, Event::Tick).unwrap();
+            assert!(answers(), "it is up");
+            fleet.step(0, Event::Struck(Fault::NewHostKey)).unwrap();
+            assert!(answers(), "it is still up");
+            fleet.step(0, Event::Struck(Fault::SshRefuse)).unwrap();
+            assert!(!answers(), "its SSH server is stopped");
+            fleet.step(0, Event::Struck(Fault::Heal)).unwrap();
+            assert!(answers(), "and starts again");
+            fleet.step(0, Event::PowerOff).unwrap();
+            assert!(!answers(), "it is off again");
         }
-    }
-
-    #[tokio::test]
-    async fn a_reserved_port_is_chosen_for_nobody_else() {
-        let reservation = bind(0).unwrap();
-        let taken = reservation.local_addr().unwrap();
-        let others: Vec<_> = (0..200).map(|_| bind(0).unwrap()).collect();
-        assert!(others.iter().all(|other| other.local_addr().unwrap() != taken));
+        fleet.stop().await;
+        let kept = FleetState::load(&path).unwrap().unwrap();
+        assert_eq!(kept.machines[0].machine.boots, 3, "what was last is kept");
     }
 }

@@ -4,8 +4,9 @@
 //! `start` and `end`, so that a reader can see which calls overlapped; both
 //! carry the call's number, which is the `seq` of its start. `seq` counts all
 //! lines and never repeats, over restarts too. A call whose caller went away
-//! ends with the outcome `dropped`; one without an end was cut off by the end
-//! of the simulator itself.
+//! ends with the outcome `dropped`, and a result that says whether the deed was
+//! done all the same (`"done": true`); one without an end was cut off by the end
+//! of the simulator itself. A request that cannot be read is a call, too.
 //!
 //! | field | start | end |
 //! | --- | --- | --- |
@@ -103,7 +104,7 @@ impl Journal {
                 "machine": machine, "caller": caller, "intent": intent, "arguments": arguments,
             })
         });
-        OpenCall { journal: Arc::clone(self), number, ended: false }
+        OpenCall { journal: Arc::clone(self), number, noted: json!({}), ended: false }
     }
 
     fn end(&self, call: u64, outcome: Outcome, result: &Value) {
@@ -133,10 +134,18 @@ impl Journal {
 pub struct OpenCall {
     journal: Arc<Journal>,
     number: u64,
+    /// The result, should the caller go away.
+    noted: Value,
     ended: bool,
 }
 
 impl OpenCall {
+    /// Notes that what was asked is done, though the caller was not told yet. A caller who goes away
+    /// before he is has made a difference that the journal must not hide.
+    pub fn done(&mut self, answer: &Value) {
+        self.noted = json!({ "done": true, "answer": answer });
+    }
+
     /// Writes its end.
     pub fn end(mut self, outcome: Outcome, result: &Value) {
         self.ended = true;
@@ -147,7 +156,7 @@ impl OpenCall {
 impl Drop for OpenCall {
     fn drop(&mut self) {
         if !self.ended {
-            self.journal.end(self.number, Outcome::Dropped, &json!({}));
+            self.journal.end(self.number, Outcome::Dropped, &self.noted);
         }
     }
 }
@@ -190,12 +199,20 @@ mod tests {
         let journal = Journal::open(&path).unwrap();
         let first = journal.begin(Call { channel: "api", what: "list", ..Call::default() });
         let second = journal.begin(Call { what: "power", machine: Some("sim-0001"), ..Call::default() });
+        let mut third = journal.begin(Call { what: "create", ..Call::default() });
         first.end(Outcome::Ok, &json!({ "machines": 2 }));
         drop(second);
+        third.done(&json!({ "id": "sim-0002" }));
+        drop(third);
         let lines = lines(&path);
-        assert_eq!(lines.iter().map(|line| line["seq"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4]);
-        assert_eq!((&lines[2]["call"], &lines[2]["outcome"]), (&json!(1), &json!("ok")));
-        assert_eq!((&lines[3]["call"], &lines[3]["outcome"]), (&json!(2), &json!("dropped")));
+        let numbers: Vec<_> = lines.iter().map(|line| line["seq"].as_u64().unwrap()).collect();
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
+        let ends: Vec<_> =
+            lines[3..].iter().map(|line| [&line["call"], &line["outcome"], &line["result"]]).collect();
+        let done = json!({ "done": true, "answer": { "id": "sim-0002" } });
+        assert_eq!(ends[0], [&json!(1), &json!("ok"), &json!({ "machines": 2 })]);
+        assert_eq!(ends[1], [&json!(2), &json!("dropped"), &json!({})]);
+        assert_eq!(ends[2], [&json!(3), &json!("dropped"), &done]);
     }
 
     #[test]

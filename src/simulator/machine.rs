@@ -14,7 +14,7 @@
 //! ```
 //!
 //! A step never says "open the SSH server": it computes what the machine shows
-//! to the world ([`Face`]) before and after, and the effects are the difference.
+//! to the world ([`Face`][]) before and after, and the effects are the difference.
 //! So no path through the states can forget to close what it left open, and a
 //! restarted simulator gets its effects as the difference from nothing.
 
@@ -22,6 +22,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::simulator::face::{AgentFace, Effect, Face, SshFace};
 use crate::simulator::faults::{Fault, Profile};
 use crate::simulator::seed::Seed;
 
@@ -105,55 +106,6 @@ pub enum Event {
     Struck(Fault),
 }
 
-/// What the SSH port shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SshFace {
-    /// Connections are refused.
-    Closed,
-    /// Connections are taken and nothing is ever said.
-    Silent,
-    /// A server answers, with the host key of this generation.
-    Open {
-        /// Which host key it presents.
-        host_key: u32,
-    },
-}
-
-/// What the agent shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AgentFace {
-    /// There is none, or it is silent: nobody outside can tell.
-    Silent,
-    /// It heartbeats.
-    Running {
-        /// Which boot it runs in.
-        boot: u64,
-        /// Which enrolment it runs under.
-        enrolment: u64,
-    },
-}
-
-/// What a machine shows to the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Face {
-    /// Its SSH port.
-    pub ssh: SshFace,
-    /// Its agent.
-    pub agent: AgentFace,
-}
-
-/// A machine that shows nothing.
-pub const NOTHING: Face = Face { ssh: SshFace::Closed, agent: AgentFace::Silent };
-
-/// A change of what a machine shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// The SSH port becomes this; connections of before are cut.
-    Ssh(SshFace),
-    /// The agent becomes this; one that ran before is gone.
-    Agent(AgentFace),
-}
-
 /// What was asked cannot happen to a machine in its state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -230,23 +182,10 @@ impl Machine {
         };
         let agent = match self.state {
             State::AgentRunning => AgentFace::Running { boot: self.boots, enrolment: self.enrolments },
+            State::Up => AgentFace::Absent,
             _ => AgentFace::Silent,
         };
         Face { ssh, agent }
-    }
-
-    /// What has to change for a machine that showed `before` to show what this one does.
-    #[must_use]
-    pub fn effects_since(&self, before: Face) -> Vec<Effect> {
-        let after = self.face();
-        let mut effects = Vec::new();
-        if after.ssh != before.ssh {
-            effects.push(Effect::Ssh(after.ssh));
-        }
-        if after.agent != before.agent {
-            effects.push(Effect::Agent(after.agent));
-        }
-        effects
     }
 
     /// When [`Event::Tick`] next has something to do.
@@ -295,7 +234,7 @@ impl Machine {
             },
             Event::Struck(fault) => self.strike(fault, now, nature)?,
         }
-        Ok(self.effects_since(before))
+        Ok(self.face().since(before))
     }
 
     fn tick(&mut self, now: DateTime<Utc>, nature: &Nature) {
@@ -400,6 +339,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::simulator::face::NOTHING;
 
     fn nature(profile: Profile) -> Nature {
         Nature { seed: Seed(1), profile, boot: TimeDelta::seconds(4), persistent_per_mille: 1000 }
@@ -477,6 +417,21 @@ mod tests {
             machine.step(Event::Tick, at(60), &nature).unwrap();
             assert_eq!(machine.state, expected);
             assert_ne!(machine.boot_id(nature.seed), first, "a boot has an id of its own");
+        }
+    }
+
+    #[test]
+    fn only_a_dead_agent_on_a_machine_that_is_well_closes_what_it_had_open() {
+        for (fault, expected) in [
+            (Fault::Kill, AgentFace::Absent),
+            (Fault::AgentHang, AgentFace::Silent),
+            (Fault::Hang, AgentFace::Silent),
+            (Fault::Dead, AgentFace::Silent),
+            (Fault::PowerFail, AgentFace::Silent),
+        ] {
+            let mut machine = in_state(State::AgentRunning);
+            let effects = machine.step(Event::Struck(fault), at(0), &nature(Profile::None)).unwrap();
+            assert!(effects.contains(&Effect::Agent(expected)), "{fault:?}: {effects:?}");
         }
     }
 

@@ -12,7 +12,8 @@
 //! # How it works
 //!
 //! * [`machine`][] is a pure state machine: event and time in, new state and
-//!   effects out. All chance comes from a [`seed`][], so a run can be repeated.
+//!   effects out, which are what changed of its [`face`][]. All chance comes from
+//!   a [`seed`][], so a run can be repeated.
 //! * [`faults`][] says which faults there are and when they strike unasked.
 //! * [`fleet`][] owns all machines, steps them, and carries out the effects:
 //!   opening and closing SSH servers, starting and stopping agents.
@@ -29,6 +30,7 @@
 pub mod agent;
 pub mod api;
 mod cuttable;
+pub mod face;
 pub mod fault_command;
 pub mod faults;
 pub mod fleet;
@@ -36,6 +38,7 @@ pub mod hardware;
 pub mod host_key;
 pub mod journal;
 pub mod machine;
+mod port;
 pub mod seed;
 pub mod service;
 pub mod ssh;

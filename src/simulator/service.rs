@@ -21,7 +21,7 @@ use crate::simulator::state::{FleetState, StateError, StateLock};
 
 /// Machines that start their agent again after a boot, in a hundred, unless told otherwise.
 const PERSISTENT_PERCENT: u64 = 80;
-/// Open files a machine needs at most: two sockets for SSH, some connections, its agent's.
+/// Open files a machine needs at most: three for its SSH port, some connections, its agent's.
 const FILES_PER_MACHINE: u64 = 12;
 const OTHER_FILES: u64 = 256;
 /// How long requests may take to be answered once the end was asked for.
@@ -149,6 +149,10 @@ impl Simulator {
             return Err(SimulatorError::NotLoopback(args.listen));
         }
         let boot = boot_duration(args.boot_seconds)?;
+        // Before any file is made: a start that fails for want of the address leaves nothing.
+        let failed = |source| SimulatorError::Listen { address: args.listen, source };
+        let listener = TcpListener::bind(args.listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
         let lock = StateLock::take(&args.state)?;
         let mut state = match FleetState::load(&args.state)? {
             Some(state) => state,
@@ -165,9 +169,6 @@ impl Simulator {
         allow_files(machines);
         let path = Journal::path_beside(&args.state);
         let journal = Journal::open(&path).map_err(|source| SimulatorError::Journal { path, source })?;
-        let failed = |source| SimulatorError::Listen { address: args.listen, source };
-        let listener = TcpListener::bind(args.listen).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
         let nature = Nature {
             seed: state.seed,
             profile: args.faults,
@@ -237,6 +238,8 @@ fn allow_files(machines: usize) {
         let raised = Rlimit { current: Some(current), maximum: limit.maximum };
         if let Err(error) = setrlimit(Resource::Nofile, raised) {
             tracing::warn!(%error, wanted, "cannot raise the limit of open files");
+        } else if current < wanted {
+            tracing::warn!(current, wanted, "the limit of open files is too low for so many machines");
         }
     }
 }

@@ -34,10 +34,11 @@ use crate::proto::agent::v1 as wire;
 use crate::roleserver::enrolment::REQUEST_LIMIT_BYTES;
 use crate::simulator::agent;
 use crate::simulator::cuttable::Cuttable;
+use crate::simulator::face::SshFace;
 use crate::simulator::fleet::Fleet;
 use crate::simulator::host_key;
 use crate::simulator::journal::{Call, OpenCall, Outcome};
-use crate::simulator::machine::{Event, Refusal, SshFace};
+use crate::simulator::machine::{Event, Refusal};
 
 /// A shell's exit status for a program that it cannot find.
 const NOT_FOUND: u32 = 127;
@@ -74,10 +75,13 @@ pub(crate) async fn serve(
     let mut connections = JoinSet::new();
     loop {
         let stream = tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             Some(_) = connections.join_next() => continue,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
+                // Shut down a moment after it was asked.
+                Err(_) if stop.is_cancelled() => return,
                 Err(error) => {
                     tracing::warn!(machine = %id, %error, "cannot accept an SSH connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -365,7 +369,7 @@ impl Connection {
                 return Ended::badly(2, format!("the enrolment request cannot be read: {error}\n"));
             }
         };
-        let call = self.begin(
+        let mut call = self.begin(
             "enroll",
             json!({
                 "machine_id": request.machine_id,
@@ -377,7 +381,7 @@ impl Connection {
                 "heartbeat_interval_seconds": request.heartbeat_interval_seconds,
             }),
         );
-        let response = agent::enroll(&self.fleet, self.index, request).await;
+        let response = agent::enroll(&self.fleet, self.index, request, &mut call).await;
         let refused = matches!(response.result, Some(wire::enroll_response::Result::Error(_)));
         let outcome = if refused { Outcome::Refused } else { Outcome::Ok };
         call.end(outcome, &agent::describe(&response));

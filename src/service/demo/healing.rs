@@ -15,7 +15,7 @@ const LONGEST_REASON: usize = 60;
 
 /// Compares one look with the last.
 #[derive(Debug, Default)]
-pub struct Healing {
+pub(super) struct Healing {
     last: BTreeMap<String, MachinePhase>,
     away: BTreeMap<String, Instant>,
     left: usize,
@@ -25,7 +25,7 @@ pub struct Healing {
 impl Healing {
     /// Takes a look in, and returns a line for each machine whose phase changed. The first look
     /// changes nothing.
-    pub fn observe(&mut self, machines: Vec<MachinePhase>, now: Instant) -> Vec<String> {
+    pub(super) fn observe(&mut self, machines: Vec<MachinePhase>, now: Instant) -> Vec<String> {
         let ready = Phase::Ready.as_str();
         let mut lines = Vec::new();
         let mut next = BTreeMap::new();
@@ -63,8 +63,7 @@ impl Healing {
     }
 
     /// What came of it all, once somebody left; `None` before.
-    #[must_use]
-    pub fn summary(&self) -> Option<String> {
+    pub(super) fn summary(&self) -> Option<String> {
         let times = |count: usize| if count == 1 { "once".to_owned() } else { format!("{count} times") };
         (self.left > 0).then(|| {
             let away = match self.away.len() {
