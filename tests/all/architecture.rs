@@ -187,6 +187,27 @@ fn sql_in_a_string_is_told_from_english() {
     }
 }
 
+/// What goes to the pool by itself is neither counted nor given up when the answer never comes.
+#[test]
+fn statements_go_the_counted_and_bounded_way() -> anyhow::Result<()> {
+    // Setting up happens once, before anything else does; notifications have a connection of their own.
+    let may = ["src/bmdb/connection.rs", "src/bmdb/setup.rs", "src/bmdb/policy.rs", "src/bmdb/wakeup.rs"];
+    let mut wrong = Vec::new();
+    let mut seen = 0;
+    for path in source::files("src", "rs")? {
+        let code = source::take_apart(&source::read(&path)?).code;
+        for (number, line) in code.lines().enumerate().filter(|(_, line)| line.contains(".pool()")) {
+            seen += 1;
+            if !may.iter().any(|may| path.ends_with(may)) {
+                wrong.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(seen > 3, "only {seen} uses were found");
+    assert!(wrong.is_empty(), "use Bmdb::statement or Bmdb::transact:\n{}", wrong.join("\n"));
+    Ok(())
+}
+
 /// The test clock replaces `now()` and `clock_timestamp()`. What goes around them reads the server's
 /// time, so a test of a thirty-minute limit would have to wait for thirty minutes.
 #[test]

@@ -18,6 +18,7 @@ use shepherd::bmdb::session::Session;
 use shepherd::bmdb::work::Work;
 use shepherd::model::backoff::Backoff;
 use shepherd::model::ids::MachineId;
+use shepherd::model::needs_human::Obstacle;
 use shepherd::model::policy::Policy;
 use shepherd::model::process::{Lane, Process};
 use shepherd::model::provider_status::ProviderStatus;
@@ -228,7 +229,7 @@ impl Worker {
             1..=2 => FactChange::HoldCleared,
             3 => FactChange::Quarantined("two of them".into()),
             4..=5 => FactChange::QuarantineCleared,
-            6 => FactChange::NeedsHuman("dead".into()),
+            6 => FactChange::NeedsHuman { obstacle: Obstacle::LadderExhausted, reason: "dead".into() },
             7 => FactChange::NeedsHumanCleared,
             _ => FactChange::Heartbeat(NewHeartbeat {
                 boot_id: "b".into(),

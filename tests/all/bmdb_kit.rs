@@ -15,6 +15,7 @@ use shepherd::bmdb::session::{Session, Sessions};
 use shepherd::bmdb::work::{Decision, Work};
 use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::ids::{MachineId, ProcessId};
+use shepherd::model::needs_human::Obstacle;
 use shepherd::model::process::Process;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgConnection, PgPool};
@@ -26,7 +27,7 @@ use crate::harness::mode::Mode;
 use crate::harness::postgres::TestDatabase;
 
 /// How long a condition may take on a busy host before the test is red.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
 /// An interval of sessions that no test outlives by accident.
 pub(crate) const LONG: Duration = Duration::from_mins(2);
 
@@ -93,6 +94,31 @@ impl Kit {
         .await?;
         self.sweep().await?;
         Ok(ids.into_iter().map(MachineId).collect())
+    }
+
+    /// Gives every machine an agent that was heard eleven minutes ago, and a listener (shard 3) that
+    /// has been there all the while. Nobody has noticed yet: the timers are due.
+    pub(crate) async fn fall_silent(&self) -> anyhow::Result<()> {
+        sqlx::raw_sql(
+            "INSERT INTO machine_agent_started (machine_id, started_at, public_key, fence)
+             SELECT machine_id, clock_timestamp() - INTERVAL '1 hour', decode(repeat('00', 32), 'hex'), 1 FROM machine;
+             INSERT INTO machine_agent_heartbeat (machine_id, at, boot_id, incarnation, sequence)
+             SELECT machine_id, clock_timestamp() - INTERVAL '11 minutes', 'b', 'i', 1 FROM machine;
+             INSERT INTO fleet_listening VALUES (3, clock_timestamp() - INTERVAL '1 day', clock_timestamp());
+             UPDATE machine_due SET process = 'Recovery', timer = TRUE, phase_index = 'Ready',
+                    ready_at = clock_timestamp() - INTERVAL '1 second' WHERE lane = 'access'",
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// As [`Kit::fall_silent`], and it was noticed.
+    pub(crate) async fn silent(&self) -> anyhow::Result<()> {
+        self.fall_silent().await?;
+        self.sweep().await?;
+        ensure!(self.count("SELECT count(*) FROM machine_due WHERE phase_index = 'Ready'").await? == 0);
+        Ok(())
     }
 
     /// Sweeps the fleet; says how many lanes had drifted.
@@ -198,6 +224,11 @@ pub(crate) fn hold(reason: &str) -> FactChange {
     })
 }
 
+/// A call for a person, after which nothing is due.
+pub(crate) fn needs_human(reason: &str) -> FactChange {
+    FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: reason.into() }
+}
+
 /// One process's share of the engine, without any loop.
 pub(crate) struct Shepherd {
     pub(crate) bmdb: Bmdb,
@@ -216,7 +247,7 @@ impl Shepherd {
         bmdb.read_policy().await?;
         let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), interval);
         let stop = CancellationToken::new();
-        let keeper = tokio::spawn(keeper.keep(stop.clone()));
+        let keeper = tokio::spawn(keeper.keep(&stop)?);
         Ok(Self { bmdb, sessions, stop, keeper })
     }
 

@@ -1,18 +1,27 @@
 //! Crashes, partitions and answers that never arrive.
 
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::bmdb::claim::Claimed;
+use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::ConnectionSettings;
 use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::intent::{Permission, Step};
+use shepherd::bmdb::metrics::ByResult;
 use shepherd::bmdb::session::{Session, Sessions};
 use shepherd::bmdb::work::Work;
 use shepherd::model::ids::ProcessId;
+use shepherd::model::policy::Disturbance;
 use shepherd::model::process::Process;
-use sqlx::Connection as _;
+use shepherd::model::time::Span;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions as _, Connection as _};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
-use crate::bmdb_kit::{Kit, LONG, PATIENCE, Shepherd, dialect, ended, until};
+use crate::bmdb_kit::{Kit, LONG, PATIENCE, Shepherd, dialect, ended, needs_human, until};
 use crate::bmdb_proxy::Proxy;
 
 async fn behind(proxy: &Proxy, kit: &Kit, interval: Duration) -> anyhow::Result<Shepherd> {
@@ -24,6 +33,10 @@ async fn behind(proxy: &Proxy, kit: &Kit, interval: Duration) -> anyhow::Result<
 
 async fn lost(session: &Session) -> anyhow::Result<()> {
     tokio::time::timeout(PATIENCE, session.lost().cancelled()).await.context("the session was never lost")
+}
+
+fn failed_renewals(shepherd: &Shepherd) -> u64 {
+    shepherd.bmdb.metrics().renewals.get_or_create(&ByResult { result: "failed" }).get()
 }
 
 async fn renewed_for(kit: &Kit, session: &Session, by: &str) -> anyhow::Result<()> {
@@ -158,13 +171,13 @@ async fn outage_shorter_than_the_interval_costs_no_session() -> anyhow::Result<(
         let shepherd = behind(&proxy, &kit, Duration::from_secs(6)).await?;
         let session = shepherd.session().await?;
         renewed_for(&kit, &session, "1 millisecond").await?;
+        let failed_before = failed_renewals(&shepherd);
         if refused {
             proxy.refuse();
         } else {
             proxy.swallow();
         }
-        // The outage itself, long enough for at least one renewal to fail in it.
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        until("a renewal has failed", async || Ok(failed_renewals(&shepherd) > failed_before)).await?;
         proxy.heal();
         renewed_for(&kit, &session, "8 seconds").await?;
         shepherd.stop().await?;
@@ -188,7 +201,7 @@ async fn outage_longer_than_the_interval_stops_the_work_before_the_database_does
     assert!(still_live, "the process acted on after its session was over in the database");
     assert!(work.stop().is_cancelled());
     assert_eq!(work.stop_reason(), Some("it could not be renewed in time"));
-    assert!(matches!(work.may_call_out(), Err(BmdbError::LeaseLost)));
+    assert!(matches!(work.may_call_out(Duration::ZERO), Err(BmdbError::LeaseLost)));
     drop(work);
 
     // The network is back, the old connections stay silent: a new session must live all the same.
@@ -246,6 +259,206 @@ async fn exhausted_pool_costs_no_session() -> anyhow::Result<()> {
     shepherd.stop().await
 }
 
+/// Handlers that compute, or wait as nobody may in a task, on every thread there is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocked_runtime_costs_no_session() -> anyhow::Result<()> {
+    let kit = Kit::new("blocked_runtime").await?;
+    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(2)).await?;
+    let mut sessions = Vec::new();
+    for _ in 0..3 {
+        sessions.push(shepherd.session().await?);
+    }
+    let started = Arc::new(Barrier::new(3));
+    let (gates, held): (Vec<_>, Vec<_>) = (0..2).map(|_| mpsc::channel::<()>()).unzip();
+    for gate in held {
+        let started = started.clone();
+        tokio::spawn(async move {
+            started.wait();
+            // Ends when the other end is dropped.
+            let _ = gate.recv();
+        });
+    }
+    started.wait();
+    // No thread is left to this runtime; whoever looks needs one of its own.
+    let url = kit.database.url().to_owned();
+    let outlived = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let options: PgConnectOptions = url.parse()?;
+            let mut connection = options.connect().await?;
+            until("all sessions have outlived two intervals", async || {
+                let renewed: i64 = sqlx::query_scalar(
+                    "SELECT count(*) FROM session WHERE deadline > started_at + interval_ms * INTERVAL '3 milliseconds'",
+                )
+                .fetch_one(&mut connection)
+                .await?;
+                Ok(renewed == 3)
+            })
+            .await
+        })
+    })
+    .join();
+    drop(gates);
+    outlived.map_err(|_| anyhow::anyhow!("panicked"))??;
+    for session in &sessions {
+        assert!(!session.lost().is_cancelled(), "lost: {:?}", session.lost_because());
+    }
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keeper_that_is_dropped_renews_no_more_and_says_so() -> anyhow::Result<()> {
+    let kit = Kit::new("dropped_keeper").await?;
+    let (sessions, keeper) = Sessions::new(kit.bmdb.clone(), ProcessId::generate(), Duration::from_mins(1));
+    let session = sessions.start("test", serde_json::json!({})).await?;
+    let kept = keeper.keep(&CancellationToken::new())?;
+    assert!(!session.lost().is_cancelled());
+    drop(kept);
+    lost(&session).await?;
+    assert_eq!(session.lost_because(), Some("nobody renews it any more"));
+    Ok(())
+}
+
+/// As when nobody is there to stop the work: its session is renewed no more, and nothing was told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> anyhow::Result<()> {
+    let kit = Kit::new("outward").await?;
+    kit.bmdb.change_policy("test", |policy| policy.outward_limit = Span::seconds(1)).await?;
+    kit.provided(1, "rack").await?;
+    let (sessions, keeper) = Sessions::new(kit.bmdb.clone(), ProcessId::generate(), Duration::from_secs(3));
+    drop(keeper);
+    let session = sessions.start("doomed", serde_json::json!({})).await?;
+    let mut claimer = Claimer::new(sessions.clone(), Process::AgentStart, vec!["rack".into()]);
+    let Claimed::Work(work) = claimer.claim(&[session]).await? else { anyhow::bail!("no work") };
+    let short = Duration::from_millis(10);
+    assert_eq!(work[0].may_call_out(short)?, short, "a call is given no more than its own limit");
+    assert_eq!(work[0].call_out(short, async { 7 }).await?, 7);
+    let call = work[0].call_out(Duration::from_hours(1), std::future::pending::<()>());
+    let cut = tokio::time::timeout(PATIENCE, call).await?;
+    assert!(matches!(cut, Err(BmdbError::CutOff { .. })), "{cut:?}");
+    let in_time: bool =
+        sqlx::query_scalar("SELECT clock_timestamp() < deadline + INTERVAL '1 second' FROM session")
+            .fetch_one(&kit.pool)
+            .await?;
+    assert!(in_time, "the machine could have been claimed during the call");
+    assert!(matches!(work[0].may_call_out(Duration::ZERO), Err(BmdbError::SessionOver)));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancel_whose_answer_was_lost_is_sent_again() -> anyhow::Result<()> {
+    let kit = Kit::new("lost_cancel").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let proxy = Proxy::start(&kit.database).await?;
+    let shepherd = behind(&proxy, &kit, LONG).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+    proxy.lose_the_answer_to("for a reason of its own");
+    work.cancel("for a reason of its own").await?;
+    assert!(proxy.answer_was_lost());
+    assert_eq!(kit.ends(machine).await?, ["Cancelled"]);
+    assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn step_that_nobody_settled_is_of_unknown_outcome_when_its_work_ends() -> anyhow::Result<()> {
+    let kit = Kit::new("unsettled").await?;
+    kit.provided(4, "rack").await?;
+    kit.silent().await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    for how in ["settled", "finished", "cancelled", "lost"] {
+        let session = shepherd.session().await?;
+        let work = shepherd.claim_one(&session, Process::Recovery).await?;
+        let step = Step {
+            rung: 0,
+            step: Disturbance::RestartAgent,
+            attempt: 1,
+            deadline: Span::minutes(2),
+            decided_on: work.snapshot().await?.now,
+            brake: None,
+            provider: "rack".into(),
+        };
+        let permission = work.begin_disturbance(step).await?;
+        let Permission::Granted { intent, .. } = permission else { anyhow::bail!("{permission:?}") };
+        match how {
+            "settled" => {
+                assert!(work.settle_intent(intent, "done: it was").await?);
+                assert!(!work.settle_intent(intent, "late").await?, "a late answer was obeyed");
+                work.finish(vec![needs_human("done")], "done").await?;
+            }
+            "finished" => work.finish(vec![needs_human("done")], "done").await?,
+            "cancelled" => {
+                let machine = work.machine();
+                work.cancel("in the middle").await?;
+                // So that the next round claims another one.
+                kit.change(machine, vec![needs_human("done")]).await?;
+            }
+            _ => {
+                kit.overdue(&session).await?;
+                // Nobody has reaped it yet, and it has nothing to say any more all the same.
+                let late = work.settle_intent(intent, "late").await;
+                assert!(matches!(late, Err(BmdbError::SessionOver)), "{late:?}");
+                kit.database.advance(Duration::from_secs(1)).await?;
+                assert_eq!(kit.bmdb.reap().await?.work, 1);
+                assert!(work.settle_intent(intent, "late").await.is_err(), "a late answer was obeyed");
+            }
+        }
+        let outcome: Option<String> = sqlx::query_scalar("SELECT outcome FROM intent WHERE intent_id = $1")
+            .bind(intent.0)
+            .fetch_one(&kit.pool)
+            .await?;
+        let expected = match how {
+            "settled" => "done: it was",
+            "finished" => "unknown: it was not written down",
+            "cancelled" => "unknown: the work was cancelled in the middle",
+            _ => "unknown: the session that took the step was lost",
+        };
+        assert_eq!(outcome.as_deref(), Some(expected), "{how}");
+    }
+    assert_eq!(kit.count("SELECT count(*) FROM intent WHERE settled_at IS NULL").await?, 0);
+    shepherd.stop().await
+}
+
+/// The pool tests a connection that is given back, with no limit of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connection_that_falls_silent_on_its_way_back_holds_up_nobody() -> anyhow::Result<()> {
+    let kit = Kit::new("silent_on_return").await?;
+    let proxy = Proxy::start(&kit.database).await?;
+    let mut settings = ConnectionSettings::from_url(proxy.url(), "behind")?;
+    settings.dialect = dialect(kit.database.mode());
+    settings.max_connections = 1;
+    let bmdb = shepherd::bmdb::connection::Bmdb::connect(settings).await?;
+    // Its only connection is out when the network begins to swallow the next test of one: that is the
+    // pool's, of the connection on its way back, and not ours of one that was idle for long.
+    let (out, back) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let transaction = {
+        let (bmdb, out, back) = (bmdb.clone(), out.clone(), back.clone());
+        tokio::spawn(async move {
+            let held = bmdb.transact("holding a connection", move |_| {
+                let (out, back) = (out.clone(), back.clone());
+                Box::pin(async move {
+                    out.notify_one();
+                    back.notified().await;
+                    Ok(())
+                })
+            });
+            held.await
+        })
+    };
+    out.notified().await;
+    proxy.swallow_from_ping(1);
+    back.notify_one();
+    transaction.await??;
+    until("the connection is silent", async || Ok(proxy.is_swallowing())).await?;
+    proxy.heal();
+    let began = std::time::Instant::now();
+    bmdb.read_policy().await?;
+    bmdb.close().await;
+    assert!(began.elapsed() < Duration::from_secs(9), "waited {:?} for it", began.elapsed());
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crash_frees_machines_in_time_and_each_loss_doubles_the_pause_until_somebody_gets_through()
 -> anyhow::Result<()> {
@@ -257,8 +470,7 @@ async fn crash_frees_machines_in_time_and_each_loss_doubles_the_pause_until_some
         let (sessions, keeper) = Sessions::new(kit.bmdb.clone(), ProcessId::generate(), interval);
         drop(keeper);
         let session = sessions.start("doomed", serde_json::json!({})).await?;
-        let mut claimer =
-            shepherd::bmdb::claim::Claimer::new(sessions.clone(), Process::AgentStart, vec!["rack".into()]);
+        let mut claimer = Claimer::new(sessions.clone(), Process::AgentStart, vec!["rack".into()]);
         let work = match claimer.claim(std::slice::from_ref(&session)).await? {
             Claimed::Work(mut work) => work.pop(),
             _ => None,
@@ -348,6 +560,12 @@ async fn expired_session_never_revives_and_writes_nothing() -> anyhow::Result<()
         let answer = sqlx::query(statement).bind(session.id().0).fetch_optional(&kit.pool).await?;
         assert!(answer.is_none(), "a closed session answered");
     }
+    let locked = sqlx::query(include_str!("../../sql/schedule/lock_under.sql"))
+        .bind(session.id().0)
+        .bind(machine.0)
+        .fetch_optional(&kit.pool)
+        .await?;
+    assert!(locked.is_none(), "a closed session locked a machine");
     let taken = shepherd.bmdb.take_lease(&session, "provisioner", "rack").await?;
     assert_eq!(taken, None);
     kit.database.advance(Duration::from_mins(2)).await?;

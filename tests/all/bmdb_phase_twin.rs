@@ -15,6 +15,7 @@ use shepherd::model::facts::{
     Quarantine, Recovery, Retirement,
 };
 use shepherd::model::ids::MachineId;
+use shepherd::model::needs_human::Obstacle;
 use shepherd::model::phase::{Phase, phase_of};
 use shepherd::model::policy::Policy;
 use shepherd::model::provider_status::ProviderStatus;
@@ -187,8 +188,12 @@ fn some_facts(random: &mut StdRng, now: Timestamp, listening: Option<Timestamp>)
     });
     facts.quarantine =
         random.random_bool(0.05).then(|| Quarantine { since: some_time(random, now), reason: "q".into() });
-    facts.needs_human =
-        random.random_bool(0.05).then(|| NeedsHuman { since: some_time(random, now), reason: "n".into() });
+    facts.needs_human = random.random_bool(0.05).then(|| NeedsHuman {
+        since: some_time(random, now),
+        reason: "n".into(),
+        obstacle: Obstacle::KNOWN.choose(random).cloned().unwrap_or(Obstacle::Unknown),
+        heard_since: random.random_bool(0.5).then(|| some_time(random, now)),
+    });
     facts.recovery = random.random_bool(0.05).then(|| Recovery {
         started_at: some_time(random, now),
         rung: 1,
@@ -196,6 +201,7 @@ fn some_facts(random: &mut StdRng, now: Timestamp, listening: Option<Timestamp>)
         tries: 0,
         next_at: some_time(random, now),
         note: "climbing".into(),
+        obstacle: random.random_bool(0.5).then_some(Obstacle::LoginRefused),
     });
     facts.retirement = random.random_bool(0.05).then(|| Retirement {
         reason: "old".into(),
@@ -242,7 +248,7 @@ async fn store(connection: &mut PgConnection, sets: &[MachineFacts]) -> anyhow::
     let recovery = |facts: &MachineFacts| {
         let r = facts.recovery.as_ref()?;
         Some(json!({"started_at": r.started_at, "rung": r.rung, "tries": r.tries, "next_at": r.next_at,
-            "note": r.note}))
+            "note": r.note, "obstacle": r.obstacle.as_ref().map(Obstacle::as_str)}))
     };
     let retirement = |facts: &MachineFacts| {
         let r = facts.retirement.as_ref()?;
@@ -261,7 +267,12 @@ async fn store(connection: &mut PgConnection, sets: &[MachineFacts]) -> anyhow::
         ),
         (
             "machine_needs_human",
-            rows(&|f| f.needs_human.as_ref().map(|n| json!({"since": n.since, "reason": n.reason}))),
+            rows(&|f| {
+                f.needs_human.as_ref().map(|n| {
+                    json!({"since": n.since, "reason": n.reason,
+                "obstacle": n.obstacle.as_str(), "heard_since": n.heard_since})
+                })
+            }),
         ),
         ("machine_recovery", rows(&recovery)),
         ("machine_retirement", rows(&retirement)),

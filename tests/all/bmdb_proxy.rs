@@ -33,6 +33,8 @@ pub(crate) struct Proxy {
 #[derive(Default)]
 struct State {
     marker: Mutex<Option<Vec<u8>>>,
+    /// Pings to answer still, and nothing from then on.
+    pings: Mutex<Option<u32>>,
     connections: Mutex<Vec<CancellationToken>>,
 }
 
@@ -61,7 +63,7 @@ impl Proxy {
         tokio::spawn(accept(
             listener,
             socket,
-            proxy.network.subscribe(),
+            proxy.network.clone(),
             proxy.state.clone(),
             proxy.stop.clone(),
         ));
@@ -80,6 +82,16 @@ impl Proxy {
     /// Whether that has happened.
     pub(crate) fn answer_was_lost(&self) -> bool {
         locked(&self.state.marker).is_none()
+    }
+
+    /// The `number`-th ping from now on, and whatever follows, gets through to nobody.
+    pub(crate) fn swallow_from_ping(&self, number: u32) {
+        *locked(&self.state.pings) = Some(number);
+    }
+
+    /// Whether nothing gets through.
+    pub(crate) fn is_swallowing(&self) -> bool {
+        *self.network.borrow() == Network::Swallows
     }
 
     /// From now on nothing gets through, and nobody is told.
@@ -117,7 +129,7 @@ impl Drop for Proxy {
 async fn accept(
     listener: TcpListener,
     socket: PathBuf,
-    network: watch::Receiver<Network>,
+    network: watch::Sender<Network>,
     state: Arc<State>,
     stop: CancellationToken,
 ) {
@@ -146,14 +158,17 @@ async fn accept(
 async fn serve(
     client: TcpStream,
     socket: PathBuf,
-    network: watch::Receiver<Network>,
+    network: watch::Sender<Network>,
     state: Arc<State>,
 ) -> std::io::Result<()> {
     let server = UnixStream::connect(socket).await?;
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();
     let losing = CancellationToken::new();
-    let up = pump(client_reads, server_writes, network.clone(), |bytes| {
+    let up = pump(client_reads, server_writes, network.subscribe(), |bytes| {
+        if bytes == PING && last_ping(&state) {
+            network.send_replace(Network::Swallows);
+        }
         let mut marker = locked(&state.marker);
         if marker.as_ref().is_some_and(|marker| bytes.windows(marker.len()).any(|part| part == marker)) {
             *marker = None;
@@ -161,11 +176,25 @@ async fn serve(
         }
         true
     });
-    let down = pump(server_reads, client_writes, network, |_| !losing.is_cancelled());
+    let down = pump(server_reads, client_writes, network.subscribe(), |_| !losing.is_cancelled());
     tokio::select! {
         ended = up => ended,
         ended = down => ended,
     }
+}
+
+/// `Sync` and nothing else: what a pool sends to see whether anybody answers.
+const PING: &[u8] = b"S\x00\x00\x00\x04";
+
+/// Counts a ping; says whether it is the one that nobody hears.
+fn last_ping(state: &State) -> bool {
+    let mut pings = locked(&state.pings);
+    *pings = pings.map(|left| left.saturating_sub(1));
+    let last = *pings == Some(0);
+    if last {
+        *pings = None;
+    }
+    last
 }
 
 /// Forwards until one side ends or `pass` says no. What was swallowed once is never sent later.

@@ -3,14 +3,23 @@
 //! One test a row of the table that the statements were designed by. Where a race belongs to one way
 //! of using the database, the other ways are held to what takes its place there.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
+use shepherd::bmdb::change::{FactChange, NewHeartbeat};
 use shepherd::bmdb::claim::Claimed;
 use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
+use shepherd::bmdb::metrics::ByStatement;
+use shepherd::bmdb::work::Decision;
+use shepherd::model::ids::MachineId;
 use shepherd::model::process::Process;
-use sqlx::{Connection as _, Executor as _};
+use shepherd::model::schedule::RULES_VERSION;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 
-use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, until};
+use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, needs_human, until};
 
 const LOCK_DUE: &str = "SELECT fence FROM machine_due WHERE machine_id = $1 FOR UPDATE";
 
@@ -33,28 +42,30 @@ async fn finish_that_waited_past_the_deadline_commits_before_the_session_is_clos
     let reaper = Shepherd::start(&kit, "reaper", LONG).await?;
     let bmdb = reaper.bmdb.clone();
     let reap = tokio::spawn(async move { bmdb.reap().await });
-    let reap = if kit.skip_locked() {
-        assert_eq!(ended("the reaper", reap).await??.sessions, 0);
-        None
-    } else {
-        kit.until_blocked("reaper", 1).await?;
-        Some(reap)
-    };
+    assert_eq!(ended("the reaper", reap).await??.sessions, 0);
     assert_eq!(kit.count("SELECT count(*) FROM session WHERE closed_at IS NOT NULL").await?, 0);
     lock.commit().await?;
-    ended("the finish", finish).await??;
-    match reap {
-        Some(reap) => drop(ended("the reaper", reap).await??),
-        None => drop(reaper.bmdb.reap().await?),
-    }
-
-    let before: bool = sqlx::query_scalar(
-        "SELECT h.at < s.closed_at FROM history h JOIN session s USING (session_id) WHERE h.event = 'Finished'",
-    )
-    .fetch_one(&kit.pool)
+    until("the session is closed", async || {
+        reaper.bmdb.reap().await?;
+        Ok(kit.count("SELECT count(*) FROM session WHERE closed_at IS NOT NULL").await? == 1)
+    })
     .await?;
-    assert!(before, "an effect landed after its session was closed");
-    assert_eq!(kit.ends(machine).await?, ["Finished"]);
+    let finish = ended("the finish", finish).await?;
+
+    let late = kit
+        .count(
+            "SELECT count(*) FROM history h JOIN session s USING (session_id)
+             WHERE h.event = 'Finished' AND h.at >= s.closed_at",
+        )
+        .await?;
+    assert_eq!(late, 0, "an effect landed after its session was closed");
+    let ends = kit.ends(machine).await?;
+    match finish {
+        Ok(()) => assert_eq!(ends, ["Finished"]),
+        // The reaper had looked meanwhile: no order of the three explains a finish after that.
+        Err(BmdbError::LeaseLost) if kit.serializable() => assert_eq!(ends, ["Expired"]),
+        Err(error) => panic!("{error:?}"),
+    }
     reaper.stop().await?;
     shepherd.stop().await
 }
@@ -73,7 +84,7 @@ async fn transaction_begun_before_the_deadline_does_not_act_after_it() -> anyhow
     let mut lock = by_hand.begin().await?;
     sqlx::query("SELECT 1 FROM session FOR UPDATE").execute(&mut *lock).await?;
     let finish = tokio::spawn(work.finish(Vec::new(), "done"));
-    kit.until_blocked_in("FOR KEY SHARE").await?;
+    kit.until_blocked_in("ORDER BY lane\nFOR UPDATE").await?;
     sqlx::query("UPDATE session SET deadline = clock_timestamp()").execute(&mut *lock).await?;
     lock.commit().await?;
 
@@ -83,6 +94,28 @@ async fn transaction_begun_before_the_deadline_does_not_act_after_it() -> anyhow
     kit.database.advance(Duration::from_secs(1)).await?;
     assert_eq!(kit.bmdb.reap().await?.work, 1);
     assert_eq!(kit.ends(machine).await?, ["Expired"]);
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn named_lease_that_somebody_has_locked_keeps_no_other_from_being_freed() -> anyhow::Result<()> {
+    let kit = Kit::new("locked_lease").await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    for name in ["a", "b", "c"] {
+        kit.bmdb.take_lease(&session, "provisioner", name).await?.context("it is free")?;
+    }
+    kit.overdue(&session).await?;
+    kit.database.advance(Duration::from_secs(1)).await?;
+    let mut by_hand = kit.connection().await?;
+    let mut lock = by_hand.begin().await?;
+    sqlx::query("SELECT 1 FROM named_lease WHERE name = 'a' FOR UPDATE").execute(&mut *lock).await?;
+    // The lock is let go only after the reaper has come back.
+    let reaped = kit.bmdb.reap().await?;
+    assert_eq!((reaped.sessions, reaped.leases), (1, 2));
+    lock.rollback().await?;
+    assert_eq!(kit.bmdb.reap().await?.leases, 1);
+    assert_eq!(kit.count("SELECT count(*) FROM named_lease WHERE lease_session IS NOT NULL").await?, 0);
     shepherd.stop().await
 }
 
@@ -107,19 +140,10 @@ async fn renewal_that_stalls_before_its_commit_keeps_its_work() -> anyhow::Resul
     let reaper = Shepherd::start(&kit, "reaper", LONG).await?;
     let bmdb = reaper.bmdb.clone();
     let reap = tokio::spawn(async move { bmdb.reap().await });
-    let reap = if kit.skip_locked() {
-        let reaped = ended("the reaper", reap).await??;
-        assert_eq!((reaped.sessions, reaped.work), (0, 0));
-        None
-    } else {
-        kit.until_blocked("reaper", 1).await?;
-        Some(reap)
-    };
+    let reaped = ended("the reaper", reap).await??;
+    assert_eq!((reaped.sessions, reaped.work), (0, 0));
     renewal.commit().await?;
-    let reaped = match reap {
-        Some(reap) => ended("the reaper", reap).await??,
-        None => reaper.bmdb.reap().await?,
-    };
+    let reaped = reaper.bmdb.reap().await?;
     assert_eq!((reaped.sessions, reaped.work), (0, 0), "a living session lost its work");
     work.finish(Vec::new(), "done").await?;
     assert_eq!(kit.ends(machine).await?, ["Finished"]);
@@ -396,7 +420,8 @@ async fn whoever_locks_many_machines_locks_them_in_order() -> anyhow::Result<()>
             })
         });
         let waits_as = if what == "claim" { "owner" } else { "batch" };
-        if kit.skip_locked() {
+        // The reaper takes one machine after the other where it cannot skip, and waits for none.
+        if kit.skip_locked() || what == "reap" {
             assert_eq!(ended(what, run).await??, 39, "{what}: the locked one is passed over");
         } else {
             kit.until_blocked(waits_as, 1).await?;
@@ -442,24 +467,14 @@ async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_ar
     sqlx::query(lock).bind(machines[0].0).execute(&mut *writer).await?;
 
     let statement = if kit.skip_locked() {
-        include_str!("../../sql/heartbeat/batch.sql")
+        include_str!("../../sql/heartbeat/lock.sql")
     } else {
-        include_str!("../../sql/heartbeat/batch_waiting.sql")
+        include_str!("../../sql/heartbeat/lock_waiting.sql")
     };
     let arrived: Vec<uuid::Uuid> = machines.iter().rev().map(|machine| machine.0).collect();
     let bmdb = kit.bmdb.clone();
-    let batch = tokio::spawn(async move {
-        let count = arrived.len();
-        sqlx::query(statement)
-            .bind(arrived)
-            .bind(vec![vec![0_u8; 32]; count])
-            .bind(vec!["b"; count])
-            .bind(vec!["i"; count])
-            .bind(vec![2_i64; count])
-            .bind(vec!["1"; count])
-            .fetch_all(bmdb.pool())
-            .await
-    });
+    let batch =
+        tokio::spawn(async move { sqlx::query(statement).bind(arrived).fetch_all(bmdb.pool()).await });
     if kit.skip_locked() {
         assert_eq!(ended("the batch", batch).await??.len(), 19);
         return Ok(());
@@ -523,6 +538,56 @@ async fn row_with_an_old_due_time_is_found_behind_the_watermark() -> anyhow::Res
                 // Back into the queue: there is always something younger to claim. The canceller tries for
                 // as long as it takes, which at SERIALIZABLE beside the long transactions of other tests
                 // may be more than one call does.
+                drop(work);
+                shepherd.sessions.drained().await;
+                if found {
+                    break;
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "passed over for more than 10 s");
+    }
+    shepherd.stop().await
+}
+
+/// Where hundreds of machines are claimed within what the claimer looks back over, it does so once a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_that_appears_some_seconds_late_is_found_at_full_rate() -> anyhow::Result<()> {
+    let kit = Kit::new("late_at_rate").await?;
+    let machines = kit.provided(420, "rack").await?;
+    sqlx::query("UPDATE machine_due SET bucket = 0").execute(&kit.pool).await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let mut sessions = Vec::new();
+    for _ in 0..20 {
+        sessions.push(shepherd.session().await?);
+    }
+    let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
+    let mut claimed = std::collections::BTreeSet::new();
+    while claimed.len() < 400 {
+        if let Claimed::Work(work) = claimer.claim(&sessions).await? {
+            for item in work {
+                claimed.insert(item.machine());
+                item.finish(vec![needs_human("done")], "done").await?;
+            }
+        }
+    }
+    let late = *machines.iter().find(|machine| !claimed.contains(machine)).context("some are left")?;
+    sqlx::query(
+        "UPDATE machine_due d SET ready_at = (SELECT min(ready_at) FROM machine_due WHERE process = d.process)
+                - INTERVAL '10 seconds'
+         WHERE machine_id = $1 AND lane = 'access'",
+    )
+    .bind(late.0)
+    .execute(&kit.pool)
+    .await?;
+    let began = std::time::Instant::now();
+    let session = &sessions[..1];
+    loop {
+        match claimer.claim(session).await? {
+            Claimed::Work(work) => {
+                let found = work.iter().any(|work| work.machine() == late);
+                // Back into the queue: there is always something younger to claim.
                 drop(work);
                 shepherd.sessions.drained().await;
                 if found {
@@ -621,5 +686,222 @@ async fn session_is_not_closed_under_a_claim_that_has_not_committed() -> anyhow:
         0,
         "closed although it holds work: an effect committed after closed_at"
     );
+    shepherd.stop().await
+}
+
+fn second_heartbeat(machine: MachineId) -> Arc<[Arc<Heartbeat>]> {
+    let beat =
+        NewHeartbeat { boot_id: "b".into(), incarnation: "i".into(), sequence: 2, version: "1".into() };
+    let (hardware, installation) = (None, None);
+    let heartbeat = Heartbeat { machine, public_key: [0; 32], beat, hardware, installation, access_fence: 0 };
+    Arc::from([Arc::new(heartbeat)])
+}
+
+async fn phase_and_timer(kit: &Kit) -> anyhow::Result<(String, bool)> {
+    let text = "SELECT phase_index, timer FROM machine_due WHERE lane = 'access'";
+    Ok(sqlx::query_as(text).fetch_one(&kit.pool).await?)
+}
+
+/// Stored and not committed, it is in nobody's facts yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn machine_is_not_found_silent_past_a_heartbeat_that_is_being_stored() -> anyhow::Result<()> {
+    for who in ["timer", "sweeper"] {
+        let kit = Kit::new("heartbeat_first").await?;
+        let machine = kit.provided(1, "rack").await?[0];
+        kit.fall_silent().await?;
+        let mut by_hand = kit.connection().await?;
+        let mut slow = by_hand.begin().await?;
+        sqlx::query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut *slow).await?;
+        // The last thing that a group touches.
+        sqlx::query("SELECT 1 FROM fleet_listening FOR UPDATE").execute(&mut *slow).await?;
+        let listener = Shepherd::start(&kit, "listener", LONG).await?;
+        let bmdb = listener.bmdb.clone();
+        let group = tokio::spawn(async move { bmdb.store_group(3, second_heartbeat(machine)).await });
+        kit.until_blocked("listener", 1).await?;
+
+        let finder = Shepherd::start(&kit, "finder", LONG).await?;
+        let (claimer, bmdb) = (finder.claimer(Process::Recovery, "rack"), finder.bmdb.clone());
+        let find = tokio::spawn(async move {
+            match who {
+                "timer" => claimer.rearm_timers().await.map(|(_, fired)| fired),
+                _ => bmdb.sweep_page(MachineId(uuid::Uuid::nil()), 10).await.map(|_| 0),
+            }
+        });
+        let find = if kit.skip_locked() && who == "timer" {
+            assert_eq!(ended("the timer", find).await??, 0);
+            None
+        } else {
+            kit.until_blocked("finder", 1).await?;
+            Some(find)
+        };
+        slow.commit().await?;
+        assert_eq!(ended("the group", group).await??.len(), 1, "{who}: no plain heartbeat");
+        if let Some(find) = find {
+            assert_eq!(ended("the finder", find).await??, 0, "{who}");
+        }
+        assert_eq!(phase_and_timer(&kit).await?, ("Ready".to_owned(), true), "{who}");
+        assert_eq!(kit.sweep().await?, 0, "{who}: drift");
+        finder.stop().await?;
+        listener.stop().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heartbeat_that_comes_as_its_machine_is_found_silent_is_no_plain_one() -> anyhow::Result<()> {
+    let kit = Kit::new("silence_first").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    kit.fall_silent().await?;
+    let rearm = if kit.skip_locked() {
+        include_str!("../../sql/claim/rearm_timers.sql")
+    } else {
+        include_str!("../../sql/claim/rearm_timers_waiting.sql")
+    };
+    let mut by_hand = kit.connection().await?;
+    let mut timer = by_hand.begin().await?;
+    let (_, fired): (i64, i64) =
+        sqlx::query_as(rearm).bind(i64::from(RULES_VERSION)).fetch_one(&mut *timer).await?;
+    assert_eq!(fired, 1);
+    let listener = Shepherd::start(&kit, "listener", LONG).await?;
+    let bmdb = listener.bmdb.clone();
+    let group = tokio::spawn(async move { bmdb.store_group(3, second_heartbeat(machine)).await });
+    let stored = if kit.skip_locked() {
+        let stored = ended("the group", group).await??;
+        timer.commit().await?;
+        stored
+    } else {
+        kit.until_blocked("listener", 1).await?;
+        timer.commit().await?;
+        ended("the group", group).await??
+    };
+    assert!(stored.is_empty(), "stored as if nothing had happened, and its machine stays silent");
+    let judged = kit.bmdb.store_heartbeat(second_heartbeat(machine)[0].clone()).await?;
+    assert!(matches!(judged, Outcome::Stored(_)), "{judged:?}");
+    assert_eq!(phase_and_timer(&kit).await?, ("Ready".to_owned(), true));
+    listener.stop().await
+}
+
+/// Its time is older than where a claimer has got to meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_armed_by_a_transaction_that_commits_late_is_seen() -> anyhow::Result<()> {
+    let kit = Kit::new("late_commit").await?;
+    let late = kit.provided(1, "rack").await?[0];
+    kit.change(late, vec![hold("disk swap")]).await?;
+    // Whoever clears a hold waits with its commit until it is let.
+    sqlx::raw_sql(
+        "CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0
+         AS 'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
+         CREATE CONSTRAINT TRIGGER wait AFTER DELETE ON machine_hold DEFERRABLE INITIALLY DEFERRED
+         FOR EACH ROW EXECUTE FUNCTION public.wait()",
+    )
+    .execute(&kit.pool)
+    .await?;
+    let mut by_hand = kit.connection().await?;
+    let mut gate = by_hand.begin().await?;
+    sqlx::query("SELECT pg_advisory_xact_lock(42)").execute(&mut *gate).await?;
+    let writer = Shepherd::start(&kit, "writer", LONG).await?;
+    let bmdb = writer.bmdb.clone();
+    let clear = tokio::spawn(async move {
+        bmdb.change_machine(late, |_| Decision {
+            changes: vec![FactChange::HoldCleared],
+            ..Decision::<()>::default()
+        })
+        .await
+    });
+    kit.until_blocked("writer", 1).await?;
+    // Less than a transaction may last, and a claimer goes by the machines that became due since.
+    kit.database.advance(Duration::from_secs(20)).await?;
+    kit.provided(4, "rack").await?;
+    // How far it has got, it knows of each bucket apart.
+    sqlx::query(
+        "UPDATE machine_due d SET bucket = l.bucket FROM machine_due l
+         WHERE d.machine_id <> $1 AND l.machine_id = $1 AND l.lane = d.lane",
+    )
+    .bind(late.0)
+    .execute(&kit.pool)
+    .await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
+    let mut claim = async || -> anyhow::Result<MachineId> {
+        loop {
+            match claimer.claim(std::slice::from_ref(&session)).await? {
+                Claimed::Work(mut work) => {
+                    let item = work.pop().context("no work")?;
+                    let machine = item.machine();
+                    item.finish(vec![needs_human("done")], "done").await?;
+                    return Ok(machine);
+                }
+                Claimed::Contended => {}
+                Claimed::Empty => anyhow::bail!("nothing is due"),
+            }
+        }
+    };
+    assert_ne!(claim().await?, late);
+    gate.rollback().await?;
+    ended("the change", clear).await??;
+    let mut claimed = vec![claim().await?];
+    if kit.serializable() {
+        // It may have been run again, and be armed for a later moment.
+        for _ in 0..3 {
+            claimed.push(claim().await?);
+        }
+    }
+    assert!(claimed.contains(&late), "passed over for younger ones");
+    shepherd.stop().await?;
+    writer.stop().await
+}
+
+/// The commit has ended the transaction: there is nothing to roll back, and the server says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transaction_that_loses_at_its_commit_is_run_again() -> anyhow::Result<()> {
+    let kit = Kit::new("lost_commit").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    sqlx::raw_sql(
+        "CREATE SEQUENCE public.commits;
+         CREATE FUNCTION public.lose() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN
+             IF nextval(''public.commits'') <= 2 THEN
+                 RAISE EXCEPTION USING ERRCODE = ''serialization_failure'';
+             END IF;
+             RETURN NULL;
+         END';
+         CREATE CONSTRAINT TRIGGER lose AFTER INSERT ON machine_hold DEFERRABLE INITIALLY DEFERRED
+         FOR EACH ROW EXECUTE FUNCTION public.lose()",
+    )
+    .execute(&kit.pool)
+    .await?;
+    let sent = async |text: &'static str| -> anyhow::Result<i64> {
+        Ok(sqlx::query_scalar(
+            "SELECT coalesce(sum(calls), 0)::INT8 FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
+             WHERE d.datname = $1 AND rtrim(query, E' \\n') = $2",
+        )
+        .bind(kit.database.url().parse::<PgConnectOptions>()?.get_database())
+        .bind(text)
+        .fetch_one(&mut kit.database.server_url().parse::<PgConnectOptions>()?.connect().await?)
+        .await?)
+    };
+    let (begun, undone) = (sent("BEGIN").await?, sent("ROLLBACK").await?);
+    kit.change(machine, vec![hold("disk swap")]).await?;
+    assert_eq!(kit.count("SELECT count(*) FROM machine_hold").await?, 1);
+    assert!(sent("BEGIN").await? >= begun + 3);
+    if !kit.serializable() {
+        assert_eq!(sent("ROLLBACK").await?, undone, "rolled back what was over");
+    }
+    let retried = ByStatement { statement: "changing facts", result: "retried" };
+    assert!(kit.bmdb.metrics().transactions.get_or_create(&retried).get() >= 2);
+    Ok(())
+}
+
+/// Not the connection with its transaction open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transaction_that_panics_leaves_nothing_behind() -> anyhow::Result<()> {
+    let kit = Kit::new("panics").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "panicking", LONG).await?;
+    for _ in 0..8 {
+        let ended = shepherd.bmdb.change_machine(machine, |_| -> Decision<()> { panic!("as planned") }).await;
+        assert!(matches!(ended, Err(BmdbError::Task { .. })), "{ended:?}");
+    }
+    kit.change(machine, vec![hold("nobody has it locked")]).await?;
     shepherd.stop().await
 }

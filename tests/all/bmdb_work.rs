@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use shepherd::bmdb::change::FactChange;
-use shepherd::bmdb::claim::Claimed;
+use shepherd::bmdb::change::{FactChange, ProviderDetails};
+use shepherd::bmdb::claim::{Claimed, Next};
 use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::backoff::Backoff;
 use shepherd::model::process::Process;
+use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::time::Span;
+use sqlx::postgres::PgListener;
 
 use crate::bmdb_kit::{Kit, LONG, PATIENCE, Shepherd, hold, until};
 
@@ -101,14 +104,14 @@ async fn hold_set_during_work_stops_it_with_the_reason() -> anyhow::Result<()> {
     let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(4)).await?;
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
-    work.may_call_out()?;
+    work.may_call_out(Duration::ZERO)?;
     kit.change(machine, vec![hold("disk swap")]).await?;
     tokio::time::timeout(PATIENCE, work.stop().cancelled()).await?;
     assert_eq!(
         work.stop_reason(),
         Some("the machine is not due for AgentStart any more: held by kim: disk swap")
     );
-    assert!(work.may_call_out().is_err());
+    assert!(work.may_call_out(Duration::ZERO).is_err());
     drop(work);
     shepherd.sessions.drained().await;
     assert_eq!(kit.ends(machine).await?, ["Cancelled"]);
@@ -229,4 +232,107 @@ async fn priorities_share_by_weight_and_the_oldest_of_a_class_goes_first() -> an
 
 fn kit_machine(taken: &[uuid::Uuid]) -> shepherd::model::ids::MachineId {
     shepherd::model::ids::MachineId(taken.last().copied().unwrap_or_default())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probe_tells_of_nothing_that_could_not_be_claimed() -> anyhow::Result<()> {
+    let kit = Kit::new("probe").await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let claimer = shepherd.claimer(Process::AgentStart, "rack");
+    assert_eq!(claimer.probe().await?, Next::Never);
+    kit.provided(20, "elsewhere").await?;
+    assert_eq!(claimer.probe().await?, Next::Never, "only another shepherd's machines are due");
+    let machine = kit.provided(1, "rack").await?[0];
+    assert_eq!(claimer.probe().await?, Next::Due);
+    let set = async |columns: &'static str| -> anyhow::Result<()> {
+        let text = format!("UPDATE machine_due SET {columns} WHERE machine_id = $1 AND lane = 'access'");
+        sqlx::query(sqlx::AssertSqlSafe(text)).bind(machine.0).execute(&kit.pool).await?;
+        Ok(())
+    };
+    set("not_before = clock_timestamp() + INTERVAL '1 minute'").await?;
+    assert_eq!(claimer.probe().await?, Next::Never, "it waits out the loss of a session");
+    set("not_before = NULL, rules_version = 1000").await?;
+    assert_eq!(claimer.probe().await?, Next::Never, "it is a newer release's");
+    set("rules_version = 1, ready_at = clock_timestamp() + INTERVAL '1 minute'").await?;
+    let next = claimer.probe().await?;
+    let Next::In(wait) = next else { panic!("{next:?}") };
+    assert!(wait > Duration::from_secs(20) && wait <= Duration::from_mins(1), "{wait:?}");
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn end_of_work_announces_what_another_process_is_due_for_and_nothing_else() -> anyhow::Result<()> {
+    let kit = Kit::new("announced").await?;
+    if !kit.bmdb.dialect().notify {
+        return Ok(());
+    }
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let mut listener = PgListener::connect(kit.database.url()).await?;
+    listener.listen("shepherd_due").await?;
+    // Due again at once, for the same.
+    let now = kit.bmdb.snapshot(machine).await?.now;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+    work.put_off(Vec::new(), now, "now").await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+    work.finish(Vec::new(), "not done yet").await?;
+    // From nothing to an agent's start, by what the provider says.
+    sqlx::query("UPDATE machine_provided SET status = 'Provisioning'").execute(&kit.pool).await?;
+    kit.sweep().await?;
+    let work = shepherd.claim_one(&session, Process::Update).await?;
+    let details = ProviderDetails {
+        reservation: None,
+        address: Some("192.0.2.1".into()),
+        ssh_port: None,
+        ssh_user: None,
+        location: None,
+        status: ProviderStatus::Running,
+    };
+    work.finish(vec![FactChange::ProviderLooked { details, unchanged: false }], "it runs").await?;
+    sqlx::query("SELECT pg_notify('shepherd_due', 'the last one')").execute(&kit.pool).await?;
+    let mut heard = Vec::new();
+    loop {
+        let said = tokio::time::timeout(PATIENCE, listener.recv()).await??.payload().to_owned();
+        if said == "the last one" {
+            break;
+        }
+        heard.push(said);
+    }
+    assert_eq!(heard, ["AgentStart"]);
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> anyhow::Result<()> {
+    let kit = Kit::new("counted").await?;
+    kit.provided(2, "rack").await?;
+    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(2)).await?;
+    let session = shepherd.session().await?;
+    shepherd.claim_one(&session, Process::AgentStart).await?.finish(Vec::new(), "done").await?;
+    let work = shepherd.claim_one(&session, Process::Update).await?;
+    let metrics = Metrics::new();
+    shepherd.bmdb.metrics().register(&metrics);
+    let counted = |line: &str| -> anyhow::Result<u64> {
+        let text = metrics.encode()?;
+        let found = text.lines().find_map(|shown| shown.strip_prefix(line)?.trim().parse().ok());
+        Ok(found.unwrap_or(0))
+    };
+    let of = |what: &str, result: &str| {
+        counted(&format!("shepherd_bmdb_transactions_total{{statement=\"{what}\",result=\"{result}\"}}"))
+    };
+    assert_eq!((of("ending work", "done")?, of("ending work", "refused")?), (1, 0));
+    assert!(of("claiming", "done")? >= 2);
+    until("a renewal is counted", async || {
+        Ok(counted("shepherd_session_renewals_total{result=\"renewed\"}")? > 0)
+    })
+    .await?;
+    assert_eq!(counted("shepherd_sessions_lost_total")?, 0);
+    // Over behind our back: the end of its work is undone, and told from one that failed.
+    kit.overdue(&session).await?;
+    assert!(work.finish(Vec::new(), "too late").await.is_err());
+    assert!(of("ending work", "refused")? > 0);
+    assert_eq!((of("ending work", "done")?, of("ending work", "failed")?), (1, 0));
+    assert_eq!(counted("shepherd_sessions_lost_total")?, 1);
+    shepherd.stop().await
 }

@@ -60,6 +60,13 @@ pub(crate) struct Call {
     pub(crate) result: Value,
 }
 
+impl Call {
+    /// Whether it made a difference: its answer may be lost, or its caller have gone, after the deed.
+    fn was_done(&self) -> bool {
+        self.outcome == "ok" || self.result["done"] == true
+    }
+}
+
 /// Everything that is judged.
 #[derive(Clone, Debug)]
 pub(crate) struct Records {
@@ -145,7 +152,7 @@ pub(crate) enum Violation {
 }
 
 /// Calls by which a shepherd touches a machine. Looking at it is none.
-const TOUCHES: [&str; 5] = ["probe", "upload", "enroll-command", "reboot", "power"];
+pub(crate) const TOUCHES: [&str; 5] = ["probe", "upload", "enroll-command", "reboot", "power"];
 
 /// Everything that these records show to have gone wrong.
 pub(crate) fn check(records: &Records) -> Vec<Violation> {
@@ -238,8 +245,7 @@ fn machines(records: &Records, found: &mut Vec<Violation>) {
     // was lost after the deed is a deed.
     let mut made: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut intents: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    let done = |call: &&Call| call.what == "create" && (call.outcome == "ok" || call.result["done"] == true);
-    for call in records.calls.iter().filter(done) {
+    for call in records.calls.iter().filter(|call| call.what == "create" && call.was_done()) {
         let id = call.result["answer"]["id"].as_str().unwrap_or_default();
         let intent = call.intent.as_deref().unwrap_or_default();
         made.entry(id).or_default().insert(intent);
@@ -268,8 +274,24 @@ fn machines(records: &Records, found: &mut Vec<Violation>) {
     for id in made.keys().filter(|id| !known.contains_key(**id)) {
         found.push(twice(format!("{id} was made and is not recorded")));
     }
-    for id in known.keys().filter(|id| !made.contains_key(**id)) {
-        found.push(twice(format!("{id} is recorded and was never made")));
+    // Whoever asked died before the answer: nobody wrote down whether it was done, and what was recorded
+    // under that intent says that it was.
+    let unanswered: BTreeSet<&str> = records
+        .calls
+        .iter()
+        .filter(|call| call.what == "create" && matches!(call.outcome.as_str(), "dropped" | "cut off"))
+        .filter_map(|call| call.intent.as_deref())
+        .collect();
+    let adopted: BTreeSet<String> = records
+        .creations
+        .iter()
+        .filter(|creation| unanswered.contains(creation.intent_id.to_string().as_str()))
+        .filter_map(|creation| creation.outcome.clone())
+        .collect();
+    for provided in records.provided.iter().filter(|one| !made.contains_key(one.provider_id.as_str())) {
+        if !adopted.contains(&format!("machine {}", provided.machine_id)) {
+            found.push(twice(format!("{} is recorded and was never made", provided.provider_id)));
+        }
     }
     let mut outcomes: BTreeMap<&str, usize> = BTreeMap::new();
     for outcome in records.creations.iter().filter_map(|creation| creation.outcome.as_deref()) {
@@ -297,7 +319,7 @@ fn orders(records: &Records, found: &mut Vec<Violation>) {
         .collect();
     let mut highest: BTreeMap<&str, i64> = BTreeMap::new();
     let mut accepted: Vec<&Call> =
-        records.calls.iter().filter(|call| call.what == "enroll" && call.outcome == "ok").collect();
+        records.calls.iter().filter(|call| call.what == "enroll" && call.was_done()).collect();
     accepted.sort_by_key(|call| call.end);
     for call in accepted {
         let machine = call.machine.as_deref().unwrap_or_default();
@@ -487,12 +509,40 @@ mod tests {
         assert!(matches!(found.as_slice(), [Violation::AfterClose(_)]), "{found:?}");
         let found = judged(|records| records.calls[4].arguments["fence"] = json!(3));
         assert!(found.iter().all(|one| matches!(one, Violation::WentBack(_))) && found.len() == 2);
+        // A caller who died before his answer has made a machine all the same, and nobody else did.
+        let dropped = |call: &mut Call| {
+            call.outcome = "dropped".to_owned();
+            call.result["done"] = json!(true);
+        };
+        assert_eq!(judged(|records| dropped(&mut records.calls[0])), []);
+        let found = judged(|records| {
+            dropped(&mut records.calls[4]);
+            records.calls[4].arguments["fence"] = json!(3);
+        });
+        assert!(found.iter().all(|one| matches!(one, Violation::WentBack(_))) && found.len() == 2);
         let found = judged(|records| records.provided.push(records.provided[0].clone()));
         assert!(matches!(found.as_slice(), [Violation::Twice(_)]), "{found:?}");
         let found = judged(|records| drop(records.provided.pop()));
         assert!(matches!(found.as_slice(), [Violation::Twice(_)]), "{found:?}");
         let found = judged(|records| records.live_work = 1);
         assert!(matches!(found.as_slice(), [Violation::LeftBehind(_)]), "{found:?}");
+    }
+
+    #[test]
+    fn a_creation_whose_answer_nobody_heard_counts_as_made_for_its_own_intent_alone() {
+        let unanswered = |records: &mut Records| {
+            records.calls[0].outcome = "dropped".to_owned();
+            records.calls[0].result = Value::Null;
+        };
+        assert_eq!(judged(unanswered), []);
+        let found = judged(|records| {
+            unanswered(records);
+            records.creations[0].outcome = Some("nothing was made".to_owned());
+        });
+        assert!(
+            matches!(found.as_slice(), [Violation::Twice(what)] if what.contains("never made")),
+            "{found:?}"
+        );
     }
 
     #[test]

@@ -17,6 +17,7 @@ use shepherd::bmdb::change::{
 use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::intent::{Permission, Step};
+use shepherd::bmdb::lease::NamedLease;
 use shepherd::bmdb::provision::NewMachine;
 use shepherd::bmdb::session::{Session, Sessions};
 use shepherd::bmdb::work::{Decision, Work};
@@ -24,6 +25,7 @@ use shepherd::model::backoff::BackoffFact;
 use shepherd::model::facts::Recovery;
 use shepherd::model::host_key::HostKey;
 use shepherd::model::ids::{MachineId, ProcessId};
+use shepherd::model::needs_human::Obstacle;
 use shepherd::model::policy::Disturbance;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
@@ -96,7 +98,7 @@ impl Site {
         let (sessions, keeper) =
             Sessions::new(self.bmdb.clone(), ProcessId::generate(), Duration::from_hours(10));
         let stop = CancellationToken::new();
-        let kept = tokio::spawn(keeper.keep(stop.clone()));
+        let kept = tokio::spawn(keeper.keep(&stop)?);
         let session = sessions.start(component, serde_json::json!({})).await?;
         Ok(Worker { sessions, session, stop, kept })
     }
@@ -115,13 +117,8 @@ impl Site {
     }
 
     fn program(&self, arguments: &[&str]) -> anyhow::Result<Command> {
-        let dialect = match Mode::of_this_run()? {
-            Mode::SkipLocked => "skip-locked",
-            Mode::Waiting => "waiting",
-            Mode::Serializable => "serializable",
-        };
         let mut command = command(Some(self.database.url()), arguments);
-        command.env("SHEPHERD_BMDB_DIALECT", dialect);
+        command.env("SHEPHERD_BMDB_DIALECT", Mode::of_this_run()?.dialect().as_str());
         Ok(command)
     }
 
@@ -285,7 +282,11 @@ async fn lists_show_what_is_there() -> anyhow::Result<()> {
     site.change(ready, healthy()).await?;
     site.machine("rack-a", "17").await?;
     let human = site.machine("rack-a", "18").await?;
-    site.change(human, vec![FactChange::NeedsHuman("its disk is on fire".into())]).await?;
+    site.change(
+        human,
+        vec![FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: "its disk is on fire".into() }],
+    )
+    .await?;
     site.advance(Duration::from_mins(5)).await?;
     golden!("machines", sorted(&site.ask(&["get", "machines"])?));
     golden!(
@@ -303,13 +304,24 @@ async fn lists_show_what_is_there() -> anyhow::Result<()> {
     );
     work.cancel("the test is over").await?;
     worker.end().await?;
-    site.bmdb.provider_listed("sim", "simulated", 3).await?;
+    let provisioner = site.sessions("provisioner").await?;
+    let lease = async |provider: &str| -> anyhow::Result<NamedLease> {
+        let lease = site.bmdb.take_lease(&provisioner.session, "provisioner", provider).await?;
+        lease.context("somebody else is the provisioner")
+    };
+    let (sim, rack) = (lease("sim").await?, lease("rack-a").await?);
+    site.bmdb.provider_listed(&sim, "simulated", 3).await?;
     site.bmdb
-        .provider_list_failed("rack-a", "static", "cannot read /etc/shepherd/devices.json: it is gone")
+        .provider_list_failed(&rack, "static", "cannot read /etc/shepherd/devices.json: it is gone")
         .await?;
-    site.bmdb.set_provisioner_brake("rack-a", Some("its list lost 4 of 10 machines at once")).await?;
+    site.bmdb.set_provisioner_brake(&rack, Some("its list lost 4 of 10 machines at once")).await?;
+    for lease in [sim, rack] {
+        site.bmdb.give_back_lease(&lease).await?;
+    }
+    provisioner.end().await?;
     site.bmdb.set_recovery_brake("*", Some("brake: 40 of 50 machines in all fell silent within 10m")).await?;
-    site.advance(Duration::from_mins(2)).await?;
+    // So long that a second more or less, as a busy host takes, makes no column wider.
+    site.advance(Duration::from_hours(72)).await?;
     golden!("providers", site.ask(&["get", "providers"])?);
     Ok(())
 }
@@ -482,7 +494,10 @@ async fn why_of_a_changed_host_key_leads_to_allowing_it() -> anyhow::Result<()> 
     let work = worker.claim(Process::AgentStart, "sim").await?;
     let cause =
         HostKeyChanged { address: "192.0.2.7:22".into(), expected: vec![old.clone()], offered: new.clone() };
-    let changes = vec![refused(&new), FactChange::NeedsHuman(cause.to_string())];
+    let changes = vec![
+        refused(&new),
+        FactChange::NeedsHuman { obstacle: Obstacle::HostKeyChanged, reason: cause.to_string() },
+    ];
     work.fail(changes, cause.to_string(), None).await?;
     golden!("why_host_key_changed", site.ask(&["why", "sim-0007"])?);
 
@@ -516,7 +531,8 @@ async fn allowing_a_host_key_leaves_other_calls_for_a_person_alone() -> anyhow::
     let site = Site::create("cli_other_cause").await?;
     let machine = site.machine("sim", "sim-0001").await?;
     let (old, new) = (key(1), key(2));
-    let burning = FactChange::NeedsHuman("its disk is on fire".into());
+    let burning =
+        FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: "its disk is on fire".into() };
     site.change(machine, vec![pinned(&old), refused(&new), burning]).await?;
     fail(&site, machine, Process::Update, "the provider does not answer").await?;
     site.ask(&["allow", "host-key", "sim-0001", "--fingerprint", &new.fingerprint()])?;
@@ -587,7 +603,14 @@ async fn why_follows_a_machine_through_silence_and_recovery() -> anyhow::Result<
     site.advance(Duration::from_mins(30)).await?;
     let work = worker.claim(Process::Recovery, "sim").await?;
     let end = "tried in vain: restart-agent, reboot; last: no answer";
-    work.finish(vec![FactChange::RecoveryCleared, FactChange::NeedsHuman(end.into())], end).await?;
+    work.finish(
+        vec![
+            FactChange::RecoveryCleared,
+            FactChange::NeedsHuman { obstacle: Obstacle::LadderExhausted, reason: end.into() },
+        ],
+        end,
+    )
+    .await?;
     golden!("why_needs_human", site.ask(&["why", "sim-0007"])?);
     golden!("retry_needs_human", site.ask(&["retry", "sim-0007"])?);
     assert!(site.bmdb.snapshot(machine).await?.facts.needs_human.is_none());
@@ -694,11 +717,11 @@ async fn schema_of_another_release_is_refused() -> anyhow::Result<()> {
         .execute(&pool)
         .await?;
     let newer = site.ask(&["get", "machines"])?;
-    assert!(newer.starts_with("exit code 1\n") && newer.contains("has schema version 900"), "{newer}");
+    assert!(newer.starts_with("exit code 2\n") && newer.contains("has schema version 900"), "{newer}");
     assert!(newer.lines().count() == 3, "not one sentence: {newer}");
     sqlx::raw_sql("DELETE FROM _sqlx_migrations WHERE version > 1").execute(&pool).await?;
     let older = site.ask(&["get", "machines"])?;
-    assert!(older.starts_with("exit code 1\n") && older.contains("has schema version 1, and"), "{older}");
+    assert!(older.starts_with("exit code 2\n") && older.contains("has schema version 1, and"), "{older}");
     sqlx::raw_sql("DROP TABLE _sqlx_migrations").execute(&pool).await?;
     let none = site.ask(&["get", "machines"])?;
     assert!(none.starts_with("exit code 2\n") && none.contains("is no BMDB"), "{none}");

@@ -76,7 +76,7 @@ async fn the_documented_command_line_is_checked_and_changes_nothing() {
     let with_dashes = arguments.iter().map(|argument| {
         if argument.starts_with("--") { argument.replace('_', "-") } else { argument.clone() }
     });
-    let check = ["--check".to_owned(), dialect(database.mode()).to_owned()];
+    let check = ["--check".to_owned(), dialect(database.mode())];
     let said = place.run(arguments.iter().chain(&check)).unwrap();
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{}", said.stdout);
     let dashed = place.run(with_dashes.chain(check)).unwrap();
@@ -161,5 +161,34 @@ fn every_flag_that_the_documents_name_exists() {
         for flag in named.iter().filter(|flag| !foreign.contains(&flag.as_str())) {
             assert!(known.contains(flag), "{document} names {flag}, which no program has");
         }
+    }
+}
+
+/// `make readme` follows the README on a fresh clone, which takes too long for a test. That it knows how to
+/// judge each of the README's commands is seen here.
+#[test]
+fn every_command_of_the_readme_can_be_judged() {
+    let list = |root: &std::path::Path| {
+        // Read by bash rather than executed: see `write_program`.
+        let mut command = Command::new("bash");
+        command.arg(root.join("tools/readme-check")).arg("--list").stdin(Stdio::null());
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (known, said) = list(source::root());
+    assert!(known && said.lines().count() > 10, "{said}");
+
+    let place = Place::new().unwrap();
+    std::fs::create_dir(place.path("tools")).unwrap();
+    std::fs::copy(source::root().join("tools/readme-check"), place.path("tools/readme-check")).unwrap();
+    let readme = source::read(&source::root().join("README.md")).unwrap();
+    for (promise, expected) in [
+        ("\n```\nshepherd demo --magic\n```\n", "not ok     0s  shepherd demo --magic: "),
+        ("\nThen run `make money`.\n", "not ok     0s  make money: "),
+        ("\n| become rich | `tools/mint` |\n", "not ok     0s  tools/mint: "),
+    ] {
+        place.write("README.md", format!("{readme}{promise}")).unwrap();
+        let (known, said) = list(&place.path(""));
+        assert!(!known && said.contains(expected), "{promise}: {said}");
     }
 }

@@ -17,6 +17,7 @@ use shepherd::manager::limiter::Limiter;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::model::backoff::Backoff;
 use shepherd::model::ids::MachineId;
+use shepherd::model::needs_human::Obstacle;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
 use tokio::sync::Semaphore;
@@ -125,7 +126,10 @@ impl ControlLoop for Script {
             }
             Act::Panic => blow_up(),
             // A machine that nobody has to look at again.
-            _ => Ok(Handled::finished(vec![FactChange::NeedsHuman("done".to_owned())], "done")),
+            _ => Ok(Handled::finished(
+                vec![FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: "done".to_owned() }],
+                "done",
+            )),
         }
     }
 }

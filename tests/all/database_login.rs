@@ -6,7 +6,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
@@ -14,6 +14,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustix::process::{Pid, Signal, kill_process};
 use shepherd::bmdb::postgres_programs::{self, ServerUser};
 
+use crate::harness::child::shell_arguments;
 use crate::harness::program::{PATIENCE, Place, Said};
 
 const PASSWORD: &str = "open-sesame-open";
@@ -21,6 +22,8 @@ const PASSWORD: &str = "open-sesame-open";
 /// A server that wants a password and speaks TLS. Ended when dropped.
 struct TlsServer {
     child: Child,
+    /// Waiting for a child closes the end of the pipe that it still owns, and that would kill it.
+    _hold: ChildStdin,
     port: u16,
 }
 
@@ -52,7 +55,9 @@ impl TlsServer {
         // Given back a moment before it is taken: PostgreSQL cannot be told to choose.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = fs::File::create(place.path("server.log"))?;
-        let child = run("postgres")
+        let mut child = postgres_programs::command(Path::new("/bin/sh"), user.as_ref())
+            .args(shell_arguments(programs.path("postgres")))
+            .stdin(Stdio::piped())
             .arg("-D")
             .arg(&data)
             .args(["-p", &port.to_string()])
@@ -61,7 +66,8 @@ impl TlsServer {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()?;
-        let server = Self { child, port };
+        let hold = child.stdin.take().context("no hold on it")?;
+        let server = Self { child, _hold: hold, port };
         let end = Instant::now() + PATIENCE;
         while !fs::read_to_string(place.path("server.log"))?.contains("ready to accept connections") {
             ensure!(Instant::now() < end, "{}", fs::read_to_string(place.path("server.log"))?);

@@ -11,6 +11,7 @@ use shepherd::bmdb::group_commit::{HeartbeatError, Heartbeats};
 use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::ids::{MachineId, ProcessId};
+use shepherd::model::why::explain;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +30,7 @@ fn heartbeat(agent: &TestAgent, boot: &str, sequence: i64) -> Heartbeat {
         },
         hardware: None,
         installation: None,
+        access_fence: 0,
     }
 }
 
@@ -37,7 +39,8 @@ async fn stored(pool: &PgPool, machine: MachineId) -> anyhow::Result<Vec<Option<
     let text = "SELECT boot_id || incarnation || sequence || version || coalesce(previous_boot_id, '-')
                 FROM machine_agent_heartbeat WHERE machine_id = $1
                 UNION ALL SELECT lane || process || timer || phase_index || split_part(reason, ';', 1)
-                FROM machine_due WHERE machine_id = $1";
+                FROM machine_due WHERE machine_id = $1
+                ORDER BY 1";
     Ok(sqlx::query_scalar(text).bind(machine.0).fetch_all(pool).await?)
 }
 
@@ -144,6 +147,61 @@ async fn poisoned_heartbeat_spoils_no_other() -> anyhow::Result<()> {
         .await?;
     assert_eq!(newer, 23);
     assert!(committing.metrics.heartbeat_batches_halved.get() > 0);
+    committing.end().await
+}
+
+/// A database that was restored from a backup gave the machine less than it has seen. The first
+/// heartbeat that says so is told, by whichever way it comes in; the others write what they always do.
+#[tokio::test]
+async fn fence_that_was_never_given_is_told_once_and_by_why_until_it_is_declared() -> anyhow::Result<()> {
+    let database = TestDatabase::create("newer_fence").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let committing = committing(&database).await?;
+    let notes = async |machine| -> anyhow::Result<Vec<String>> {
+        Ok(explain(&bmdb.machine_view(machine).await?).notes)
+    };
+    for way in ["group", "single"] {
+        let agent = TestAgent::new(&pool, &bmdb).await?;
+        let machine = agent.machine;
+        let says = |sequence, access_fence| Heartbeat { access_fence, ..heartbeat(&agent, "a", sequence) };
+        let lines = async || -> anyhow::Result<Vec<i64>> {
+            let text = "SELECT fence FROM history WHERE machine_id = $1 AND event = 'NewerFence' ORDER BY at";
+            Ok(sqlx::query_scalar(text).bind(machine.0).fetch_all(&pool).await?)
+        };
+        // The first one of a machine is judged singly. Fence 1 is the one it was enrolled under.
+        bmdb.store_heartbeat(Arc::new(says(1, 1))).await?;
+        committing.heartbeats.store(says(2, 1)).await?;
+        committing.heartbeats.store(says(3, 0)).await?;
+        assert_eq!(lines().await?, Vec::<i64>::new(), "{way}: nothing is wrong");
+        for sequence in 4..10 {
+            let outcome = match way {
+                "group" => committing.heartbeats.store(says(sequence, 9)).await?,
+                _ => bmdb.store_heartbeat(Arc::new(says(sequence, 9))).await?,
+            };
+            assert_eq!(kind(&outcome), "stored", "{way}: it is no reason to refuse a heartbeat");
+        }
+        until("it is told", async || Ok(!lines().await?.is_empty())).await?;
+        // Another shepherd hears of it, too.
+        bmdb.store_heartbeat(Arc::new(says(20, 9))).await?;
+        assert_eq!(lines().await?, [9], "{way}");
+        assert_eq!(phase(&pool, machine).await?, "Ready", "{way}");
+        let said = notes(machine).await?;
+        assert!(
+            said.iter().any(|note| note.contains("has seen fence 9") && note.contains("declare restored")),
+            "{way}: {said:?}"
+        );
+        sqlx::query("UPDATE machine_due SET fence = 100 WHERE machine_id = $1")
+            .bind(machine.0)
+            .execute(&pool)
+            .await?;
+        let said = notes(machine).await?;
+        assert!(!said.iter().any(|note| note.contains("has seen fence")), "{way}: {said:?}");
+        committing.heartbeats.store(says(21, 9)).await?;
+        assert_eq!(lines().await?, [9], "{way}: declared");
+    }
+    // Counted by whoever told it: one by the group's handle on the database, one by ours.
+    assert_eq!(bmdb.metrics().newer_fences.get(), 1);
     committing.end().await
 }
 

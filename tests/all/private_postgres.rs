@@ -14,6 +14,8 @@ use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, PrivatePostgres
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
+use crate::harness::child::guarded;
+
 const IN_CHILD: &str = "SHEPHERD_TEST_OWNER_OF_POSTGRES";
 
 #[tokio::test]
@@ -51,10 +53,9 @@ async fn a_server_whose_owner_is_killed_leaves_nothing() -> anyhow::Result<()> {
         // Until we are killed.
         std::future::pending::<()>().await;
     }
-    let mut owner = Command::new(env::current_exe()?)
+    let mut owner = guarded(env::current_exe()?)
         .args(["--exact", "private_postgres::a_server_whose_owner_is_killed_leaves_nothing", "--nocapture"])
         .env(IN_CHILD, "yes")
-        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
     let output = BufReader::new(owner.stdout.take().context("no output")?);

@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,12 @@ use shepherd::model::provider_status::{PowerState, Usage};
 use shepherd::providers::provider::{ErrorClass, PowerAction, Provider, RebootMethod};
 use shepherd::providers::simulated::{SimulatedConfig, SimulatedProvider};
 use shepherd::providers::static_provider::{StaticConfig, StaticProvider};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::simulator::Running;
 
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 type Deed<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
@@ -274,6 +275,28 @@ async fn a_device_list_on_a_server_conforms() {
 }
 
 #[tokio::test]
+async fn callers_that_wait_for_a_slow_list_share_one_reading() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/devices.json", listener.local_addr().unwrap());
+    let slowly = |State(asked): State<Arc<AtomicUsize>>| async move {
+        asked.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        r#"[{"ID": "a", "Addr": "h"}]"#
+    };
+    let router =
+        axum::Router::new().route("/devices.json", axum::routing::get(slowly)).with_state(Arc::clone(&asked));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let provider = statically(url).unwrap();
+    let looks = futures::future::join_all((0..20).map(|_| provider.look_at("a"))).await;
+    assert!(looks.iter().all(|look| look.as_ref().is_ok_and(Option::is_some)), "{looks:?}");
+    // One that was under way when the others came, and one that began after they did.
+    assert!(asked.load(Ordering::Relaxed) <= 2, "{} readings for 20 callers", asked.load(Ordering::Relaxed));
+    provider.look_at("a").await.unwrap();
+    assert!(asked.load(Ordering::Relaxed) <= 3, "the next one reads for itself");
+}
+
+#[tokio::test]
 async fn a_server_that_is_not_there_is_a_transient_error() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let listed = statically(format!("http://someone:hush-hush@{closed}/devices.json")).unwrap().list().await;
@@ -296,6 +319,61 @@ async fn a_web_server_that_is_no_simulator_makes_no_machine_vanish() {
     let provider = SimulatedProvider::new(config).unwrap();
     assert_eq!(provider.look_at("sim-0001").await.unwrap_err().class, ErrorClass::Configuration);
     assert_eq!(provider.list().await.unwrap_err().class, ErrorClass::Configuration);
+}
+
+/// A provider whose API says `head` to whoever calls, and then `tail` again and again, if there is one.
+async fn saying(head: &'static [u8], tail: &'static [u8]) -> Result<SimulatedProvider> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    tokio::spawn(async move {
+        while let Ok((mut caller, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut heard = [0; 4096];
+                // Heard before it is answered: a connection closed on unread words is reset.
+                if caller.read(&mut heard).await? > 0 {
+                    caller.write_all(head).await?;
+                }
+                while !tail.is_empty() {
+                    caller.write_all(tail).await?;
+                }
+                caller.shutdown().await?;
+                while caller.read(&mut heard).await? > 0 {}
+                Ok::<_, std::io::Error>(())
+            });
+        }
+    });
+    Ok(SimulatedProvider::new(SimulatedConfig { name: "sim".parse()?, url, caller: None })?)
+}
+
+#[tokio::test]
+async fn an_answer_that_is_endless_torn_or_no_text_is_an_error_and_no_machine_vanishes() {
+    use ErrorClass::{Transient, Unreadable};
+    let cases: [(&[u8], &[u8], _, _); 6] = [
+        (
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"machines\": [",
+            &[b' '; 1 << 14],
+            Unreadable,
+            "is larger than 67108864 bytes",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{\"machines\": [", b"", Transient, "asking http"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{\"mac", b"", Transient, "asking http"),
+        (
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"machines\": [{\"id\": \"\xc3\x28\"}]}",
+            b"",
+            Unreadable,
+            "the answer cannot be read",
+        ),
+        (b"SSH-2.0-OpenSSH_9.2p1\r\n", b"", Transient, "asking http"),
+        (b"", b"", Transient, "asking http"),
+    ];
+    for (head, tail, class, said) in cases {
+        let provider = saying(head, tail).await.unwrap();
+        for error in [provider.list().await.unwrap_err(), provider.look_at("sim-0001").await.unwrap_err()] {
+            assert_eq!(error.class, class, "{error:?}");
+            assert!(error.sentence.contains(said), "{error:?}");
+            assert!(!error.sentence.contains(char::is_control), "{error:?}");
+        }
+    }
 }
 
 #[tokio::test]

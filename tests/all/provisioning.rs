@@ -1,23 +1,36 @@
 //! The provisioner against a simulator: what the provider has becomes machines, each of them once.
 
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use async_trait::async_trait;
 use rustix::process::Signal;
 use serde_json::Value;
+use shepherd::bmdb::change::FactChange;
 use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::lease::NamedLease;
 use shepherd::bmdb::session::Sessions;
+use shepherd::bmdb::work::Decision;
+use shepherd::manager::limiter::Limiter;
+use shepherd::manager::provisioner::plan::Limits;
+use shepherd::manager::provisioner::{self, ProvisionerSettings};
 use shepherd::model::ids::{IntentId, ProcessId};
-use shepherd::providers::provider::{Creation as _, Provider as _};
+use shepherd::model::provider_status::{ProviderStatus, Usage};
+use shepherd::providers::provider::{
+    Creation, ErrorClass, PowerControl, Provider, ProviderError, ProviderMachine, ProviderName, RebootControl,
+};
 use shepherd::providers::simulated::{SimulatedConfig, SimulatedProvider};
+use sqlx::Connection as _;
 use tokio_util::sync::CancellationToken;
 
+use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, until};
 use crate::checker::{Records, check};
 use crate::harness::fleet::{Fleet, Program, endpoint};
 
 /// A shepherd that provisions and does nothing else.
-fn provisioner(fleet: &Fleet, name: &str, flags: &[&str]) -> Result<Program> {
+fn provisioning(fleet: &Fleet, name: &str, flags: &[&str]) -> Result<Program> {
     let flags = [&["--components", "provisioner", "--session_interval", "3s"], flags].concat();
     fleet.shepherd(name, &[endpoint()?], &flags)
 }
@@ -40,7 +53,7 @@ async fn doomed(fleet: &Fleet) -> Result<(SimulatedProvider, NamedLease, Doomed)
     bmdb.migrate().await?;
     let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_mins(2));
     let keep = CancellationToken::new();
-    let keeper = tokio::spawn(keeper.keep(keep.clone()));
+    let keeper = tokio::spawn(keeper.keep(&keep)?);
     let session = sessions.start("provisioner", serde_json::json!({})).await?;
     let lease = bmdb.take_lease(&session, "provisioner", "sim").await?.context("nobody else has it")?;
     let config = SimulatedConfig { name: "sim".parse()?, url: fleet.url.clone(), caller: None };
@@ -86,7 +99,7 @@ async fn lists(fleet: &Fleet, more: usize) -> Result<()> {
 async fn capacity_becomes_machines_up_to_the_limit_and_by_the_chunk() -> Result<()> {
     let fleet = Fleet::start("provision_limits", &["--machines", "12"]).await?;
     let limits = ["--provisioner_max_machines", "5", "--provisioner_reservation_chunk_size", "2"];
-    let shepherd = provisioner(&fleet, "limited", &limits)?;
+    let shepherd = provisioning(&fleet, "limited", &limits)?;
     fleet.until("five machines are known", "SELECT count(*) = 5 FROM machine").await?;
     lists(&fleet, 3).await?;
     stop(&fleet, shepherd).await?;
@@ -115,14 +128,14 @@ async fn what_a_crash_left_open_is_adopted_once_or_settled() -> Result<()> {
     let not_asked = crash.bmdb.begin_creation(&lease, "never asked for").await?;
     crash.now(&fleet).await?;
 
-    let shepherd = provisioner(&fleet, "next", &[])?;
+    let shepherd = provisioning(&fleet, "next", &[])?;
     fleet.until("all four are known", "SELECT count(*) = 4 FROM machine").await?;
     fleet.until("nothing is open", "SELECT count(*) = 0 FROM intent WHERE settled_at IS NULL").await?;
     stop(&fleet, shepherd).await?;
     assert_eq!(outcome(&fleet, not_asked).await?, "nothing was made");
     let recorded: (String, String) = sqlx::query_as(
         "SELECT machine_id::TEXT, h.detail FROM machine_provided p JOIN history h USING (machine_id)
-         WHERE p.provider_id = $1 AND h.event = 'Provided' AND h.detail LIKE '%: ' || $1",
+         WHERE p.provider_id = $1 AND h.event = 'Recorded'",
     )
     .bind(&made.id)
     .fetch_one(&fleet.pool)
@@ -140,7 +153,7 @@ async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> 
     let late = crash.bmdb.begin_creation(&lease, "on its way").await?;
     crash.now(&fleet).await?;
     let limits = ["--provisioner_max_machines", "2", "--outward_limit", "1m"];
-    let shepherd = provisioner(&fleet, "next", &limits)?;
+    let shepherd = provisioning(&fleet, "next", &limits)?;
     fleet.until("two are known", "SELECT count(*) = 2 FROM machine").await?;
     // Whoever looks for it by now finds nothing.
     lists(&fleet, 2).await?;
@@ -157,9 +170,9 @@ async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> 
 async fn of_two_provisioners_one_works_and_the_other_takes_over_when_it_dies() -> Result<()> {
     let fleet = Fleet::start("provision_two", &["--machines", "30"]).await?;
     let slow = ["--provisioner_device_creation_rate", "150ms,1"];
-    let mut first = provisioner(&fleet, "first", &slow)?;
+    let mut first = provisioning(&fleet, "first", &slow)?;
     fleet.until("the first has begun", "SELECT count(*) >= 2 FROM machine").await?;
-    let second = provisioner(&fleet, "second", &slow)?;
+    let second = provisioning(&fleet, "second", &slow)?;
     fleet
         .until(
             "both are there",
@@ -189,7 +202,7 @@ async fn of_two_provisioners_one_works_and_the_other_takes_over_when_it_dies() -
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_that_the_provider_lost_is_quarantined_until_it_is_listed_again() -> Result<()> {
     let fleet = Fleet::start("provision_lost", &["--machines", "2"]).await?;
-    let shepherd = provisioner(&fleet, "shepherd", &[])?;
+    let shepherd = provisioning(&fleet, "shepherd", &[])?;
     fleet.until("both are known", "SELECT count(*) = 2 FROM machine").await?;
     fleet.strike("provider", "list-short").await?;
     fleet.until("one is quarantined", "SELECT count(*) = 1 FROM machine_quarantine").await?;
@@ -209,7 +222,7 @@ async fn a_machine_that_the_provider_lost_is_quarantined_until_it_is_listed_agai
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> Result<()> {
     let fleet = Fleet::start("provision_brake", &["--machines", "10"]).await?;
-    let shepherd = provisioner(&fleet, "before", &["--provisioner_max_machines", "6"])?;
+    let shepherd = provisioning(&fleet, "before", &["--provisioner_max_machines", "6"])?;
     fleet.until("six are known", "SELECT count(*) = 6 FROM machine").await?;
     stop(&fleet, shepherd).await?;
     for (room, fault, says) in [
@@ -219,7 +232,7 @@ async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> Result<()> 
         (10, "list-short", "brake: its list lost "),
     ] {
         fleet.strike("provider", fault).await?;
-        let shepherd = provisioner(&fleet, fault, &["--provisioner_max_machines", &room.to_string()])?;
+        let shepherd = provisioning(&fleet, fault, &["--provisioner_max_machines", &room.to_string()])?;
         fleet.until(fault, "SELECT brake IS NOT NULL FROM provider_state").await?;
         lists(&fleet, 2).await?;
         let said: Option<String> =
@@ -241,7 +254,7 @@ async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> Result<()> 
 async fn a_creation_that_fails_is_skipped_and_every_machine_is_still_made_once() -> Result<()> {
     // One call in fourteen fails, some of them after the deed.
     let fleet = Fleet::start("provision_errors", &["--machines", "80", "--faults", "harsh"]).await?;
-    let shepherd = provisioner(&fleet, "shepherd", &[])?;
+    let shepherd = provisioning(&fleet, "shepherd", &[])?;
     fleet.until("all 80 are known", "SELECT count(*) = 80 FROM machine").await?;
     fleet.until("nothing is open", "SELECT count(*) = 0 FROM intent WHERE settled_at IS NULL").await?;
     stop(&fleet, shepherd).await?;
@@ -251,4 +264,227 @@ async fn a_creation_that_fails_is_skipped_and_every_machine_is_still_made_once()
     assert!(failed > 0, "no creation failed");
     assert_eq!(check(&records), []);
     Ok(())
+}
+
+/// A provider that does what a test wants.
+struct Scripted {
+    name: ProviderName,
+    lists: Mutex<Vec<Instant>>,
+    panics: usize,
+}
+
+impl Scripted {
+    fn new(panics: usize) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { name: "rack".parse()?, lists: Mutex::default(), panics }))
+    }
+
+    fn lists(&self) -> Vec<Instant> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[expect(clippy::panic, reason = "a provider that panics is what is tested")]
+fn blow_up() {
+    panic!("the provider's own words")
+}
+
+#[async_trait]
+impl Provider for Scripted {
+    fn name(&self) -> &ProviderName {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "scripted"
+    }
+
+    async fn list(&self) -> Result<Vec<ProviderMachine>, ProviderError> {
+        let lists = {
+            let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+            lists.push(Instant::now());
+            lists.len()
+        };
+        if lists <= self.panics {
+            blow_up();
+        }
+        let offer = |number: usize| ProviderMachine {
+            id: format!("m{number}"),
+            usage: Usage::PossiblyUsed,
+            address: None,
+            ssh_port: None,
+            ssh_user: None,
+            location: None,
+            status: ProviderStatus::Unknown,
+            host_keys: Vec::new(),
+            intent: None,
+        };
+        Ok((0..4).map(offer).collect())
+    }
+
+    async fn look_at(&self, _id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
+        Ok(None)
+    }
+
+    fn creation(&self) -> Option<&dyn Creation> {
+        Some(self)
+    }
+
+    fn power(&self) -> Option<&dyn PowerControl> {
+        None
+    }
+
+    fn reboot(&self) -> Option<&dyn RebootControl> {
+        None
+    }
+}
+
+#[async_trait]
+impl Creation for Scripted {
+    async fn create(
+        &self,
+        _intent: IntentId,
+        _reservation: Option<&str>,
+    ) -> Result<ProviderMachine, ProviderError> {
+        Err(ProviderError::new(ErrorClass::Transient, "rack", "there is none today"))
+    }
+
+    async fn find_by_intent(&self, _intent: IntentId) -> Result<Option<ProviderMachine>, ProviderError> {
+        Ok(None)
+    }
+}
+
+fn settings(reconciler: &str) -> Result<ProvisionerSettings> {
+    Ok(ProvisionerSettings {
+        limits: Limits { max_machines: None, chunk: 2 },
+        reconciler: Limiter::new(reconciler.parse()?),
+        creation: Limiter::new("1ms,50".parse()?),
+    })
+}
+
+const HELD: &str = "SELECT count(*) FROM named_lease WHERE lease_session IS NOT NULL";
+const OPEN: &str = "SELECT count(*) FROM session WHERE closed_at IS NULL";
+
+#[tokio::test]
+async fn a_lease_that_is_taken_while_the_shepherd_stops_is_given_back() -> Result<()> {
+    let kit = Kit::new("provision_stop").await?;
+    let shepherd = Shepherd::start(&kit, "stopping", LONG).await?;
+    sqlx::query("INSERT INTO named_lease (kind, name, fence) VALUES ('provisioner', 'rack', 0)")
+        .execute(&kit.pool)
+        .await?;
+    let mut by_hand = kit.connection().await?;
+    let mut holding = by_hand.begin().await?;
+    sqlx::query("SELECT 1 FROM named_lease FOR UPDATE").execute(&mut *holding).await?;
+    let stop = CancellationToken::new();
+    let provider = Scripted::new(0)?;
+    let running = tokio::spawn(provisioner::run(
+        shepherd.sessions.clone(),
+        provider.clone(),
+        settings("1s,1")?,
+        stop.clone(),
+    ));
+    kit.until_blocked("stopping", 1).await?;
+    stop.cancel();
+    // Whoever gives the taking up for that begins to close its session now.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    holding.rollback().await?;
+    ended("the provisioner", running).await?;
+    assert_eq!((kit.count(HELD).await?, kit.count(OPEN).await?), (0, 0));
+    shepherd.stop().await
+}
+
+#[tokio::test]
+async fn a_provider_that_makes_nothing_is_asked_at_the_reconcilers_pace() -> Result<()> {
+    let kit = Kit::new("provision_pace").await?;
+    let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
+    let stop = CancellationToken::new();
+    let provider = Scripted::new(0)?;
+    let running = tokio::spawn(provisioner::run(
+        shepherd.sessions.clone(),
+        provider.clone(),
+        settings("2s,1")?,
+        stop.clone(),
+    ));
+    until("three passes were made", async || Ok(provider.lists().len() >= 3)).await?;
+    stop.cancel();
+    ended("the provisioner", running).await?;
+    // The first pass needs no token, the second takes the one that is there.
+    let lists = provider.lists();
+    let between = lists[2] - lists[1];
+    assert!(between >= Duration::from_millis(1900), "the third pass came {between:?} after the second");
+    shepherd.stop().await
+}
+
+#[tokio::test]
+async fn a_panic_of_a_provider_spoils_one_pass_and_not_the_provisioner() -> Result<()> {
+    let kit = Kit::new("provision_panic").await?;
+    let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
+    let stop = CancellationToken::new();
+    let provider = Scripted::new(1)?;
+    let running = tokio::spawn(provisioner::run(
+        shepherd.sessions.clone(),
+        provider.clone(),
+        settings("50ms,1")?,
+        stop.clone(),
+    ));
+    until("the next pass is through", async || {
+        Ok(kit.count("SELECT count(*) FROM provider_state WHERE machines = 4").await? == 1)
+    })
+    .await?;
+    stop.cancel();
+    ended("the provisioner", running).await?;
+    assert_eq!((kit.count(HELD).await?, kit.count(OPEN).await?), (0, 0));
+    shepherd.stop().await
+}
+
+#[tokio::test]
+async fn a_provisioner_that_lost_its_lease_quarantines_nobody() -> Result<()> {
+    let kit = Kit::new("provision_fenced").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
+    let session = shepherd.session().await?;
+    let lease = kit.bmdb.take_lease(&session, "provisioner", "rack").await?.context("it is free")?;
+    let quarantine = async || {
+        kit.bmdb
+            .change_machine_under(&lease, machine, |_| Decision {
+                changes: vec![FactChange::Quarantined("not listed".to_owned())],
+                events: Vec::new(),
+                answer: (),
+            })
+            .await
+    };
+    let intent = kit.bmdb.begin_creation(&lease, "slot-1").await?;
+    kit.bmdb.provider_listed(&lease, "static", 1).await?;
+    assert!(kit.bmdb.set_provisioner_brake(&lease, Some("brake: its list is empty")).await?);
+    kit.overdue(&session).await?;
+    assert!(matches!(quarantine().await, Err(BmdbError::SessionOver)));
+    kit.bmdb.reap().await?;
+    let next = shepherd.session().await?;
+    kit.bmdb.take_lease(&next, "provisioner", "rack").await?.context("it was freed")?;
+    let late = NamedLease { session: next.id(), ..lease.clone() };
+    let refused = kit.bmdb.change_machine_under(&late, machine, |_| Decision::<()>::default()).await;
+    assert!(matches!(refused, Err(BmdbError::LeaseLost)), "an older fence: {refused:?}");
+    for (of, expected) in [(&lease, "SessionOver"), (&late, "LeaseLost")] {
+        let tried = [
+            kit.bmdb.settle_creation(of, intent, "nothing was made").await.map(drop),
+            kit.bmdb.set_provisioner_brake(of, None).await.map(drop),
+            kit.bmdb.provider_listed(of, "static", 7).await,
+            kit.bmdb.provider_list_failed(of, "static", "late").await,
+        ];
+        for refused in tried {
+            assert_eq!(refused.map_err(|error| format!("{error:?}")), Err(expected.to_owned()));
+        }
+    }
+    let open = kit.count("SELECT count(*) FROM intent WHERE settled_at IS NULL").await?;
+    assert_eq!(open, 1, "somebody else may be adopting it");
+    assert_eq!(
+        kit.count(
+            "SELECT count(*) FROM provider_state WHERE brake IS NOT NULL AND machines = 1 AND error IS NULL"
+        )
+        .await?,
+        1
+    );
+    assert_eq!(kit.count("SELECT count(*) FROM machine_quarantine").await?, 0);
+    shepherd.stop().await
 }

@@ -2,19 +2,22 @@
 //! helps, a person is called when none does, and nothing is disturbed that must not be.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat};
+use shepherd::bmdb::heartbeat::{Heartbeat as Report, Outcome};
 use shepherd::bmdb::intent::{Permission, Step};
 use shepherd::bmdb::work::Work;
 use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::ids::MachineId;
+use shepherd::model::needs_human::Obstacle;
 use shepherd::model::policy::{Budget, Disturbance};
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd};
-use crate::harness::fleet::{Fleet, Program, endpoint};
+use crate::harness::fleet::{ALL_READY, Fleet, Program, endpoint};
 
 /// Limits that a test can wait for, with room for a host that is busy with others.
 const SHORT: [&str; 4] = [
@@ -35,11 +38,6 @@ async fn ready(test_name: &str, machines: usize, flags: &[&str]) -> Result<(Flee
     ensure!(phases(&fleet).await?.get("Ready") == Some(&i64::try_from(machines)?), "not all are known");
     Ok((fleet, shepherd))
 }
-
-const ALL_READY: &str = "SELECT count(*) = (SELECT count(*) FROM machine)
-        AND NOT EXISTS (SELECT 1 FROM intent WHERE settled_at IS NULL)
-        AND (SELECT machines FROM provider_state) = count(*)
-     FROM machine_due WHERE lane = 'access' AND phase_index = 'Ready'";
 
 async fn phases(fleet: &Fleet) -> Result<BTreeMap<String, i64>> {
     let rows: Vec<(String, i64)> = sqlx::query_as(
@@ -183,6 +181,13 @@ async fn a_budget_that_is_used_up_puts_the_others_off_and_says_why() -> Result<(
 /// A machine whose agent has been silent for long enough, and the work on it.
 async fn silent(kit: &Kit, shepherd: &Shepherd) -> Result<(MachineId, Work)> {
     let machine = kit.provided(1, "rack").await?[0];
+    fall_silent(kit, machine).await?;
+    let session = shepherd.session().await?;
+    Ok((machine, shepherd.claim_one(&session, Process::Recovery).await?))
+}
+
+/// Gives a machine an agent that has been silent for long enough, to somebody who listened.
+pub(crate) async fn fall_silent(kit: &Kit, machine: MachineId) -> Result<()> {
     let agent = NewAgent {
         public_key: vec![7; 32],
         boot_id: None,
@@ -205,8 +210,7 @@ async fn silent(kit: &Kit, shepherd: &Shepherd) -> Result<(MachineId, Work)> {
         .execute(&kit.pool)
         .await?;
     kit.sweep().await?;
-    let session = shepherd.session().await?;
-    Ok((machine, shepherd.claim_one(&session, Process::Recovery).await?))
+    Ok(())
 }
 
 fn heartbeat(sequence: i64) -> NewHeartbeat {
@@ -229,6 +233,105 @@ async fn ask(work: &Work, step: Disturbance, brake: Option<&str>) -> Result<Perm
         provider: "rack".to_owned(),
     };
     Ok(work.begin_disturbance(step).await?)
+}
+
+async fn report(kit: &Kit, machine: MachineId, sequence: i64) -> Result<Outcome> {
+    let heartbeat = Report {
+        machine,
+        public_key: [7; 32],
+        beat: heartbeat(sequence),
+        hardware: None,
+        installation: None,
+        access_fence: 0,
+    };
+    let group: Arc<[Arc<Report>]> = Arc::new([Arc::new(heartbeat)]);
+    // As a callback server does: what is no plain heartbeat is judged singly.
+    match kit.bmdb.store_group(1, group.clone()).await?.into_values().next() {
+        Some(plain) => Ok(Outcome::Stored(plain.wants)),
+        None => Ok(kit.bmdb.store_heartbeat(group[0].clone()).await?),
+    }
+}
+
+async fn told(kit: &Kit, machine: MachineId, event: &str) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar("SELECT detail FROM history WHERE machine_id = $1 AND event = $2 ORDER BY at")
+        .bind(machine.0)
+        .bind(event)
+        .fetch_all(&kit.pool)
+        .await?)
+}
+
+#[tokio::test]
+async fn a_machine_given_up_that_reports_again_for_long_enough_needs_no_person() -> Result<()> {
+    let kit = Kit::new("recover_healed").await?;
+    let shepherd = Shepherd::start(&kit, "recoverer", LONG).await?;
+    let (machine, work) = silent(&kit, &shepherd).await?;
+    let end = "tried in vain: restart-agent; last: no answer".to_owned();
+    let call = FactChange::NeedsHuman { obstacle: Obstacle::LadderExhausted, reason: end.clone() };
+    work.fail(vec![call], end.clone(), None).await?;
+    let phase = async || {
+        let phase = "SELECT phase_index FROM machine_due WHERE machine_id = $1 AND lane = 'access'";
+        sqlx::query_scalar::<_, String>(phase).bind(machine.0).fetch_one(&kit.pool).await
+    };
+    let mut sequence = 10;
+    let mut beat = async |minutes: u64| {
+        kit.database.advance(std::time::Duration::from_mins(minutes)).await?;
+        sequence += 1;
+        let outcome = report(&kit, machine, sequence).await?;
+        ensure!(matches!(outcome, Outcome::Stored(_)), "{outcome:?}");
+        anyhow::Ok(())
+    };
+    // Two reports with more than the limit between them prove nothing.
+    beat(60).await?;
+    beat(11).await?;
+    for _ in 0..3 {
+        beat(3).await?;
+        assert_eq!(phase().await?, "NeedsHuman");
+    }
+    assert_eq!(told(&kit, machine, "HeardAgain").await?.len(), 2, "the time began anew after the gap");
+    let due: String =
+        sqlx::query_scalar("SELECT reason FROM machine_due WHERE machine_id = $1 AND lane = 'access'")
+            .bind(machine.0)
+            .fetch_one(&kit.pool)
+            .await?;
+    assert_eq!(due, format!("waits for a person, or for its agent to report for 10m without a gap: {end}"));
+    beat(2).await?;
+    assert_eq!(phase().await?, "Ready");
+    assert_eq!(
+        told(&kit, machine, "Healed").await?,
+        [format!("it has reported for 10m without a gap; it waited for a person because {end}")]
+    );
+    assert_eq!(kit.count("SELECT count(*) FROM machine_needs_human").await?, 0);
+    assert_eq!(kit.count("SELECT count(*) FROM work_backoff").await?, 0, "the next ladder begins afresh");
+    assert_eq!(kit.sweep().await?, 0, "its schedule is what its facts demand");
+    beat(1).await?;
+    assert_eq!(told(&kit, machine, "Healed").await?.len(), 1);
+    shepherd.stop().await
+}
+
+#[tokio::test]
+async fn what_a_lost_recoverer_began_is_settled_as_unknown_when_its_lease_is_freed() -> Result<()> {
+    let kit = Kit::new("recover_lost").await?;
+    kit.bmdb.change_policy("test", |policy| policy.outward_limit = Span::seconds(0)).await?;
+    let shepherd = Shepherd::start(&kit, "recoverer", LONG).await?;
+    let (_, work) = silent(&kit, &shepherd).await?;
+    let granted = ask(&work, Disturbance::Reboot, None).await?;
+    ensure!(matches!(granted, Permission::Granted { .. }), "{granted:?}");
+    kit.overdue(work.session()).await?;
+    kit.bmdb.reap().await?;
+    let session = shepherd.session().await?;
+    let next = shepherd.claim_one(&session, Process::Recovery).await?;
+    let own = ask(&next, Disturbance::RestartAgent, None).await?;
+    ensure!(matches!(own, Permission::Granted { .. }), "{own:?}");
+    let outcomes: Vec<(String, Option<String>)> =
+        sqlx::query_as("SELECT kind, outcome FROM intent ORDER BY begun_at").fetch_all(&kit.pool).await?;
+    let unknown = "unknown: the session that took the step was lost".to_owned();
+    assert_eq!(
+        outcomes,
+        [("reboot".to_owned(), Some(unknown)), ("restart-agent".to_owned(), None)],
+        "its own is still under way"
+    );
+    next.cancel("the test is over").await?;
+    shepherd.stop().await
 }
 
 #[tokio::test]

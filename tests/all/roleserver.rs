@@ -4,6 +4,8 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -16,19 +18,27 @@ use shepherd::roleserver::state_directory::StateDirectory;
 use tonic::Status;
 
 use self::callback::{Callback, Heard, curious};
+use self::odd_disk::OddDisk;
+use crate::harness::child::Detached;
 
 pub(crate) mod callback;
+mod odd_disk;
+mod wrong_clock;
 
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// One machine: a state directory whose processes end with it.
 struct Machine {
     directory: tempfile::TempDir,
+    environment: Vec<(&'static str, String)>,
+    _detached: Detached,
 }
 
 impl Machine {
     fn new() -> Result<Self> {
-        Ok(Self { directory: tempfile::tempdir()? })
+        let directory = tempfile::tempdir()?;
+        let detached = Detached::naming(&directory.path().join("state"))?;
+        Ok(Self { directory, environment: Vec::new(), _detached: detached })
     }
 
     fn path(&self) -> PathBuf {
@@ -43,6 +53,7 @@ impl Machine {
         let mut command = Command::new(env!("CARGO_BIN_EXE_roleserver"));
         command.arg(verb).arg("--state_dir").arg(self.path());
         command.env_remove("ROLESERVER_SUPERVISION").env_remove("ROLESERVER_LOG");
+        command.envs(self.environment.iter().cloned());
         command
     }
 
@@ -137,6 +148,8 @@ fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
         fence,
         bmdb_id: "0b1a4a52-4a5c-4b66-8a5e-0000000000bb".to_owned(),
         heartbeat_interval_seconds: 1,
+        session_id: String::new(),
+        shepherd_time_ms: 0,
     }
 }
 
@@ -388,6 +401,101 @@ fn agent_survives_settings_that_lead_nowhere() -> Result<()> {
     let machine = Machine::new()?;
     machine.enroll(&request(&callback, 1))?;
     wait_for("heartbeats after the bad advice", || Ok((callback.heard().len() >= 3).then_some(())))
+}
+
+#[test]
+fn answer_that_says_no_costs_no_connection() -> Result<()> {
+    let asked = AtomicUsize::new(0);
+    let callback = Callback::start(move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+        0 => Err(Status::unavailable("the database is away; try again")),
+        1 => Err(Status::unauthenticated("")),
+        _ => Ok(wire::HeartbeatResponse::default()),
+    })?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 1))?;
+    wait_for("heartbeats after the refusals", || Ok((callback.heard().len() >= 5).then_some(())))?;
+    assert_eq!(callback.connections(), 1);
+    Ok(())
+}
+
+#[test]
+fn connection_stays_while_other_endpoints_come_and_go() -> Result<()> {
+    let nowhere = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let own = Arc::new(OnceLock::<String>::new());
+    let (known, asked) = (own.clone(), AtomicUsize::new(0));
+    let callback = Callback::start(move |_| {
+        let mut endpoints: Vec<_> = known.get().cloned().into_iter().collect();
+        if asked.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
+            endpoints.insert(0, nowhere.clone());
+        }
+        Ok(wire::HeartbeatResponse { endpoints, ..Default::default() })
+    })?;
+    own.set(callback.endpoint.clone()).map_err(|_| anyhow::anyhow!("set twice"))?;
+    let machine = Machine::new()?;
+    machine.enroll(&request(&callback, 1))?;
+    wait_for("six heartbeats", || Ok((callback.heard().len() >= 6).then_some(())))?;
+    assert_eq!(callback.connections(), 1);
+    let learned = machine.state().learned(1)?.context("nothing was learnt")?;
+    assert_eq!(
+        learned.settings.endpoints.first(),
+        Some(&callback.endpoint),
+        "what works comes first after a restart"
+    );
+    assert_eq!(learned.fallback, None);
+    Ok(())
+}
+
+/// A machine that was enrolled, whose processes ended, and whose disk then went bad.
+fn enrolled_and_ended(callback: &Callback) -> Result<Machine> {
+    let machine = Machine::new()?;
+    machine.enroll(&request(callback, 1))?;
+    wait_for("a heartbeat", || Ok((!callback.heard().is_empty()).then_some(())))?;
+    signal(machine.supervisor()?.pid, rustix::process::Signal::TERM);
+    wait_for("the end of both", || Ok(machine.processes()?.is_empty().then_some(())))?;
+    Ok(machine)
+}
+
+/// Waits for heartbeats of an incarnation that was not heard before.
+fn calls_anew(callback: &Callback, before: &[Heard]) -> Result<()> {
+    let is_new =
+        |heard: &&Heard| before.iter().all(|old| old.request.incarnation != heard.request.incarnation);
+    wait_for("heartbeats of the next incarnation", || {
+        let heard = callback.heard();
+        Ok((heard.iter().filter(is_new).count() >= 3).then_some(()))
+    })
+}
+
+#[test]
+fn full_disk_does_not_silence_the_machine() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = enrolled_and_ended(&callback)?;
+    let before = callback.heard();
+    let disk = OddDisk::full(&machine.path(), &machine.command("run"))?;
+    calls_anew(&callback, &before)?;
+    let log = disk.path().join("agent.log");
+    assert_eq!(std::fs::metadata(&log)?.len(), 0, "the disk was not full");
+    let recorded = || anyhow::Ok(StateDirectory::at(disk.path()).agent()?.context("no record")?.pid);
+    assert_ne!(recorded()?, disk.pid());
+    // As soon as there is room, an enrolment finds the agent that runs.
+    disk.make_room()?;
+    wait_for("the agent's record", || Ok((recorded()? == disk.pid()).then_some(())))?;
+    drop(disk);
+    Ok(())
+}
+
+#[test]
+fn read_only_disk_does_not_silence_the_machine() -> Result<()> {
+    let callback = Callback::start(curious())?;
+    let machine = enrolled_and_ended(&callback)?;
+    let before = callback.heard();
+    let disk = OddDisk::read_only(&machine.path(), &machine.command("run"))?;
+    calls_anew(&callback, &before)?;
+    let written = std::fs::write(disk.path().join("x"), "").err().map(|error| error.kind());
+    assert_eq!(written, Some(std::io::ErrorKind::ReadOnlyFilesystem));
+    // The lock holds there, too: one agent for one identity.
+    let second = machine.command("run").output()?;
+    assert!(String::from_utf8(second.stderr)?.contains("another role server already runs in"));
+    Ok(())
 }
 
 #[test]

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _};
 use prost::Message as _;
@@ -28,9 +28,10 @@ use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
 use shepherd::takeover::take_over::{TakenOver, TakeoverError, take_over};
 use tokio_util::sync::CancellationToken;
 
+use crate::harness::child::{Program, guarded};
 use crate::roleserver::callback::{Callback, curious};
 
-const PATIENCE: Duration = Duration::from_mins(2);
+const PATIENCE: Duration = Duration::from_mins(5);
 const AGENT_PATH: &str = "/root/roleserver";
 
 #[derive(Parser)]
@@ -122,7 +123,10 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 }
 
 fn settings() -> Result<SshSettings> {
-    Ok(SshSettings { login_timeout: Duration::from_mins(1), ..SshSettings::new(ClientKey::generate()?) })
+    let mut settings = SshSettings::new(ClientKey::generate()?);
+    settings.greeting_timeout = Duration::from_mins(1);
+    settings.login_timeout = Duration::from_mins(1);
+    Ok(settings)
 }
 
 fn target(machine: &ProviderMachine) -> Result<SshTarget> {
@@ -148,15 +152,8 @@ async fn session(machine: &ProviderMachine) -> Result<SshSession> {
 /// Connects, and hears not even the greeting that an SSH server begins with.
 async fn says_nothing(machine: &ProviderMachine) -> Result<()> {
     let target = target(machine)?;
-    let deadline = Instant::now() + PATIENCE;
-    let mut stream = loop {
-        match tokio::net::TcpStream::connect((target.host.as_str(), target.port)).await {
-            Ok(stream) => break stream,
-            // The silent server opens when the one before it is gone.
-            Err(error) => ensure!(Instant::now() < deadline, "a hanging machine refuses: {error}"),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+    let connecting = tokio::net::TcpStream::connect((target.host.as_str(), target.port));
+    let mut stream = connecting.await.context("a hanging machine refuses")?;
     let mut greeting = [0];
     let read = tokio::io::AsyncReadExt::read(&mut stream, &mut greeting);
     let heard = tokio::time::timeout(Duration::from_secs(1), read).await;
@@ -180,6 +177,8 @@ fn request(callback: &Callback, machine_id: u8, fence: i64) -> wire::EnrollReque
         fence,
         bmdb_id: "22222222-2222-4222-8222-222222222222".to_owned(),
         heartbeat_interval_seconds: 1,
+        session_id: String::new(),
+        shepherd_time_ms: 0,
     }
 }
 
@@ -189,7 +188,7 @@ async fn take(
     request: &wire::EnrollRequest,
 ) -> Result<Result<TakenOver, TakeoverError>> {
     let (settings, target) = (settings()?, target(machine)?);
-    Ok(take_over(&settings, &target, &vouched(machine), agent, AGENT_PATH, request, far(), |_| {}).await)
+    Ok(take_over(&settings, &target, &vouched(machine), agent, AGENT_PATH, request, far(), |_| Ok(())).await)
 }
 
 /// Waits for a heartbeat for which `wanted` holds.
@@ -276,7 +275,7 @@ fn two_hundred_machines_are_taken_over_at_once() {
             let (settings, agent) = (&settings, &agent);
             async move {
                 let (target, expected) = (target(machine)?, vouched(machine));
-                take_over(settings, &target, &expected, agent, AGENT_PATH, &asked, far(), |_| {}).await?;
+                take_over(settings, &target, &expected, agent, AGENT_PATH, &asked, far(), |_| Ok(())).await?;
                 anyhow::Ok(())
             }
         });
@@ -524,6 +523,14 @@ async fn wrong_requests_are_answered_and_change_nothing() {
         assert_eq!(answer.status().as_u16(), status, "{path} {body}");
         let said: Value = answer.json().await.unwrap();
         assert!(said["error"].as_str().is_some_and(|said| !said.is_empty()), "{said}");
+        let lines = running.journal().unwrap();
+        let [.., start, end] = lines.as_slice() else { panic!("{path} {body} is not in the journal") };
+        assert_eq!(
+            (&start["seq"], &end["result"]["status"]),
+            (&end["call"], &status.into()),
+            "{path} {body}"
+        );
+        assert_eq!(end["result"]["error"], said["error"]);
     }
     let state = running.state.clone();
     running.stop().await.unwrap();
@@ -558,53 +565,23 @@ async fn lost_answers_make_no_second_machine() {
     running.stop().await.unwrap();
 }
 
-/// The program itself, killed when dropped.
-struct Program(Child);
-
-impl Program {
-    fn start(state: &Path, machines: &str) -> Result<(Self, String)> {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_shepherd"))
-            .args(["simulator", "--listen", "127.0.0.1:0", "--machines", machines, "--state"])
-            .arg(state)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let stdout = child.stdout.take().context("its output")?;
-        let program = Self(child);
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line)?;
-        let url = line.trim().strip_prefix("listening on ").context(line.clone())?.to_owned();
-        Ok((program, url))
-    }
-
-    fn terminate(mut self) -> Result<std::process::ExitStatus> {
-        let pid = rustix::process::Pid::from_child(&self.0);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.0.try_wait()? {
-                return Ok(status);
-            }
-            if Instant::now() > deadline {
-                bail!("it does not end");
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// The program itself, and where it listens.
+fn simulator(state: &Path, machines: &str) -> Result<(Program, String)> {
+    let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
+    command.args(["simulator", "--listen", "127.0.0.1:0", "--machines", machines, "--state"]).arg(state);
+    let mut program = Program::spawn(command.stdout(Stdio::piped()).stderr(Stdio::null()))?;
+    let stdout = program.child().stdout.take().context("its output")?;
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line)?;
+    let url = line.trim().strip_prefix("listening on ").context(line.clone())?.to_owned();
+    Ok((program, url))
 }
 
 #[test]
 fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
     let directory = tempfile::tempdir().unwrap();
     let state = directory.path().join("fleet.json");
-    let (program, url) = Program::start(&state, "200").unwrap();
+    let (mut program, url) = simulator(&state, "200").unwrap();
     let strike = |fault: &str, machine: &str| {
         Command::new(env!("CARGO_BIN_EXE_shepherd"))
             .args(["simulator", "fault", machine, fault])
@@ -626,7 +603,7 @@ fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
     // A request that never ends keeps nobody.
     let mut half = std::net::TcpStream::connect(url.trim_start_matches("http://")).unwrap();
     std::io::Write::write_all(&mut half, b"GET /v1/fleet HTTP/1.1\r\n").unwrap();
-    assert!(program.terminate().unwrap().success());
+    assert!(runtime().unwrap().block_on(program.terminate()).unwrap().success());
     let kept = FleetState::load(&state).unwrap().unwrap();
     assert_eq!(kept.machines.len(), 200);
     assert!(kept.machines[199].machine.slow, "what was answered is on disk");
@@ -656,8 +633,9 @@ async fn wrong_flags_are_answered_in_a_sentence() {
         )
     );
     drop(holder);
+    let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
+    assert!(left.is_empty(), "nothing half-done is left behind: {left:?}");
     let file = directory.path().join("fleet.json");
-    assert!(!file.exists(), "nothing half-done is left behind");
     std::fs::write(&file, "[]").unwrap();
     let said = refused(&[]).await;
     assert!(said.contains("holds no fleet this release can read") && said.contains("move it away"), "{said}");
@@ -667,7 +645,7 @@ async fn wrong_flags_are_answered_in_a_sentence() {
 fn a_killed_simulator_kept_everything_it_had_answered() {
     let directory = tempfile::tempdir().unwrap();
     let state = directory.path().join("fleet.json");
-    let (program, url) = Program::start(&state, "10").unwrap();
+    let (program, url) = simulator(&state, "10").unwrap();
     let intent = IntentId::generate();
     runtime().unwrap().block_on(async {
         let config = SimulatedConfig { name: "sim".parse().unwrap(), url, caller: None };
@@ -676,8 +654,8 @@ fn a_killed_simulator_kept_everything_it_had_answered() {
     drop(program);
     let kept = FleetState::load(&state).unwrap().unwrap();
     assert_eq!(kept.machines.iter().filter(|record| record.intent == Some(intent)).count(), 1);
-    let (again, _) = Program::start(&state, "10").unwrap();
-    assert!(again.terminate().unwrap().success());
+    let (mut again, _) = simulator(&state, "10").unwrap();
+    assert!(runtime().unwrap().block_on(again.terminate()).unwrap().success());
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,8 @@ use anyhow::{Context, Result, bail, ensure};
 use shepherd::takeover::client_key::ClientKey;
 use shepherd::takeover::session::{SshSettings, SshTarget};
 use tempfile::TempDir;
+
+use crate::harness::child::{guarded, is_watcher};
 
 /// Waits for `condition`, generously: a loaded host is slow, and only a condition that never comes is a failure.
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
@@ -37,6 +40,8 @@ pub(crate) fn target_at(port: u16) -> Result<SshTarget> {
 
 /// How the server is set up.
 pub(crate) struct Setup {
+    /// Address of loopback that it listens on.
+    pub(crate) listen: &'static str,
     /// Kinds of host keys, as `ssh-keygen -t` names them.
     pub(crate) host_keys: &'static [&'static str],
     /// Put first on the PATH of sessions: (name, script).
@@ -56,6 +61,7 @@ pub(crate) struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            listen: "127.0.0.1",
             host_keys: &["ed25519"],
             programs: vec![],
             forced_command: None,
@@ -71,6 +77,7 @@ impl Default for Setup {
 pub(crate) struct Sshd {
     child: Child,
     directory: TempDir,
+    listen: &'static str,
     port: u16,
     key: ClientKey,
 }
@@ -106,9 +113,10 @@ impl Sshd {
         }
         write!(
             config,
-            "\nListenAddress 127.0.0.1\nAuthorizedKeysFile {root}/authorized_keys\nPidFile none\nStrictModes no\n\
+            "\nListenAddress {listen}\nAuthorizedKeysFile {root}/authorized_keys\nPidFile none\nStrictModes no\n\
              PermitRootLogin yes\nUsePAM no\nKbdInteractiveAuthentication no\nPasswordAuthentication no\nUseDNS no\n\
              LogLevel VERBOSE\nMaxStartups 100\nSetEnv HOME={root}/home PATH={root}/bin:/usr/sbin:/usr/bin:/sbin:/bin {environment}\n",
+            listen = setup.listen,
             root = root.display(),
             environment = setup.environment,
         )?;
@@ -136,19 +144,36 @@ impl Sshd {
             command
         };
         command.args(["-D", "-e", "-f"]).arg(root.join("config"));
-        let (child, port) = Self::listen(command, root)?;
-        Ok(Self { child, directory, port, key })
+        let (child, port) = Self::listen(command, root, setup.listen)?;
+        Ok(Self { child, directory, listen: setup.listen, port, key })
     }
 
-    fn listen(mut command: Command, root: &Path) -> Result<(Child, u16)> {
+    /// Another machine, which lets in whoever this one does.
+    pub(crate) fn beside(&self, setup: &Setup) -> Result<Self> {
+        let mut other = Self::start(setup)?;
+        fs::copy(
+            self.directory.path().join("authorized_keys"),
+            other.directory.path().join("authorized_keys"),
+        )?;
+        other.key = self.key.clone();
+        Ok(other)
+    }
+
+    /// Lets in whoever has the key of that `authorized_keys` line, too.
+    pub(crate) fn authorize(&self, line: &str) -> Result<()> {
+        let path = self.directory.path().join("authorized_keys");
+        let lines = fs::read_to_string(&path)?;
+        Ok(fs::write(path, format!("{lines}{line}\n"))?)
+    }
+
+    fn listen(mut command: Command, root: &Path, address: &str) -> Result<(Child, u16)> {
         let log = root.join("log");
         command.arg("-p");
         for _ in 0..20 {
-            let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-            let mut again = Command::new(command.get_program());
+            let port = TcpListener::bind((address, 0))?.local_addr()?.port();
+            let mut again = guarded(command.get_program());
             again.args(command.get_args()).arg(port.to_string());
             let mut child = again
-                .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(File::create(&log)?)
                 .spawn()
@@ -172,12 +197,13 @@ impl Sshd {
         let mut settings = SshSettings::new(self.key.clone());
         // Many servers share few cores in a test run; what is tested is not this limit.
         settings.connect_timeout = Duration::from_secs(20);
+        settings.greeting_timeout = Duration::from_mins(1);
         settings.login_timeout = Duration::from_mins(1);
         settings
     }
 
     pub(crate) fn target(&self) -> Result<SshTarget> {
-        target_at(self.port)
+        Ok(SshTarget { host: self.listen.to_owned(), ..target_at(self.port)? })
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -217,16 +243,27 @@ fn is_root() -> Result<bool> {
     Ok(Command::new("id").arg("-u").output()?.stdout == b"0\n")
 }
 
+/// Writes a script that can be executed at once, by a process of its own.
+///
+/// Written by this process, a child that another test starts meanwhile would hold the file open for writing until it
+/// becomes a program itself, and until then the kernel refuses to execute the script (ETXTBSY).
 pub(crate) fn write_program(path: &Path, script: &str) -> Result<()> {
-    fs::write(path, script)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    let mut writer = Command::new("/bin/sh");
+    writer.args(["-c", "cat >\"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
+    let mut writer = writer.spawn()?;
+    if let Some(mut input) = writer.stdin.take() {
+        input.write_all(script.as_bytes())?;
+    }
+    let status = writer.wait()?;
+    anyhow::ensure!(status.success(), "{} could not be written: {status}", path.display());
     Ok(())
 }
 
 fn descendants(pid: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     let mut all = vec![];
-    for child in children.split_whitespace().filter_map(|child| child.parse().ok()) {
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+    for child in children.filter(|child| !is_watcher(*child)) {
         all.push(child);
         all.extend(descendants(child));
     }

@@ -33,6 +33,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::harness::child::Detached;
 use crate::sshd::{Setup, Sshd, target_at, wait_until};
 
 /// Runs each command as `sh` would in the test's home.
@@ -85,8 +86,17 @@ async fn take(
     let target = sshd
         .target()
         .map_err(|error| TakeoverError::NotLinux { address: String::new(), os: error.to_string() })?;
-    take_over(&sshd.settings(), &target, expectation, agent, DEFAULT_AGENT_PATH, &request(), far(), |_| {})
-        .await
+    take_over(
+        &sshd.settings(),
+        &target,
+        expectation,
+        agent,
+        DEFAULT_AGENT_PATH,
+        &request(),
+        far(),
+        |_| Ok(()),
+    )
+    .await
 }
 
 async fn connect(sshd: &Sshd, expectation: &HostKeyExpectation) -> Result<SshSession> {
@@ -120,7 +130,10 @@ async fn a_machine_is_taken_over_pinned_on_first_use_and_the_upload_skipped_the_
         DEFAULT_AGENT_PATH,
         &request(),
         far(),
-        |step| steps.lock().unwrap().push(step),
+        |step| {
+            steps.lock().unwrap().push(step);
+            Ok(())
+        },
     )
     .await
     .unwrap();
@@ -324,7 +337,7 @@ async fn a_command_that_exceeds_its_limit_is_told_and_loses_its_pipes() {
     let error = session.exec("waiting for ever", command, Bytes::new()).await.unwrap_err();
     assert_eq!(
         error.to_string().replace(&sshd.port().to_string(), "PORT"),
-        "127.0.0.1:PORT did not answer within 1.5s while waiting for ever"
+        "127.0.0.1:PORT did not answer within 1.5s (--agent_ssh_exec_timeout) while waiting for ever"
     );
     assert!(sshd.home().join("started").exists());
     drop(session);
@@ -356,6 +369,50 @@ async fn an_argument_vector_reaches_the_machine_unchanged_and_a_dropped_connecti
 }
 
 #[tokio::test]
+async fn a_step_that_may_not_begin_does_not() {
+    let agent = fake_agent(0).unwrap();
+    for (stopped_at, logged_in) in [("login", false), ("probe", true), ("upload", true), ("enrolment", true)]
+    {
+        let sshd = machine(Setup::default()).unwrap();
+        let begun = Mutex::new(vec![]);
+        let outcome = take_over(
+            &sshd.settings(),
+            &sshd.target().unwrap(),
+            &HostKeyExpectation::PinOnFirstUse,
+            &agent,
+            DEFAULT_AGENT_PATH,
+            &request(),
+            far(),
+            |step| {
+                let name = match step {
+                    Step::Connect => "login",
+                    Step::Probe => "probe",
+                    Step::Upload { .. } => "upload",
+                    Step::Enroll => "enrolment",
+                };
+                if name == stopped_at {
+                    return Err("the lease is lost".to_owned());
+                }
+                begun.lock().unwrap().push(name);
+                Ok(())
+            },
+        )
+        .await;
+        let error = outcome.unwrap_err();
+        let expected = format!(
+            "the takeover of {} was stopped before the {stopped_at}: the lease is lost",
+            sshd.target().unwrap().address()
+        );
+        assert_eq!((error.to_string(), error.blame()), (expected, Blame::Deadline));
+        let begun = begun.into_inner().unwrap();
+        assert!(!begun.contains(&stopped_at) && begun.len() < 4, "{begun:?}");
+        assert_eq!(sshd.log().contains("Accepted publickey"), logged_in, "{}", sshd.log());
+        assert_eq!(uploaded_names(&sshd).is_empty(), stopped_at != "enrolment", "{stopped_at}");
+        assert!(!sshd.home().join("request").exists(), "{stopped_at}: it was enrolled");
+    }
+}
+
+#[tokio::test]
 async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
     let sshd = machine(Setup::default()).unwrap();
     let target = sshd.target().unwrap();
@@ -370,7 +427,7 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
         DEFAULT_AGENT_PATH,
         &request(),
         past,
-        |_| {},
+        |_| Ok(()),
     )
     .await;
     assert!(matches!(outcome, Err(TakeoverError::Ssh(SshError::Deadline { .. }))), "{outcome:?}");
@@ -386,7 +443,7 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
         DEFAULT_AGENT_PATH,
         &request(),
         deadline,
-        |_| {},
+        |_| Ok(()),
     )
     .await;
     let Err(error @ TakeoverError::Ssh(SshError::Deadline { .. })) = outcome else { panic!("{outcome:?}") };
@@ -399,7 +456,7 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
 #[tokio::test]
 async fn a_silent_a_closed_and_a_foreign_port_are_told_apart() {
     let mut settings = SshSettings::new(ClientKey::generate().unwrap());
-    settings.login_timeout = Duration::from_millis(300);
+    settings.greeting_timeout = Duration::from_millis(300);
     let target = |port| SshTarget { host: "127.0.0.1".to_owned(), port, user: "root".to_owned() };
     let failure = async |settings: &SshSettings, target: &SshTarget| {
         SshSession::connect(settings, target, &HostKeyExpectation::PinOnFirstUse, far()).await.err().unwrap()
@@ -408,15 +465,22 @@ async fn a_silent_a_closed_and_a_foreign_port_are_told_apart() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = silent.local_addr().unwrap().port();
     let error = failure(&settings, &target(port)).await;
-    assert!(matches!(error, SshError::Timeout { doing: "agreeing on keys", .. }), "{error}");
-    // The socket is shut although the library's task still waited for the host's first line.
+    assert_eq!(
+        error.to_string().replace(&port.to_string(), "PORT"),
+        "127.0.0.1:PORT did not answer within 300ms (--agent_ssh_greeting_timeout) while waiting for its greeting"
+    );
+    assert_eq!(error.blame(), Blame::Network);
+    // The socket is shut although the library still waited for the host's first line.
     let (mut accepted, _) = silent.accept().await.unwrap();
     let mut heard = vec![];
     tokio::time::timeout(Duration::from_secs(30), accepted.read_to_end(&mut heard)).await.unwrap().unwrap();
     assert!(heard.starts_with(b"SSH-2.0-"));
     drop(silent);
 
-    let error = failure(&settings, &target(port)).await;
+    // Bound and not listening: nobody else is given the port meanwhile.
+    let closed = tokio::net::TcpSocket::new_v4().unwrap();
+    closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let error = failure(&settings, &target(closed.local_addr().unwrap().port())).await;
     assert!(matches!(error, SshError::Refused { .. }), "{error}");
     assert_eq!(error.blame(), Blame::Machine);
 
@@ -426,7 +490,7 @@ async fn a_silent_a_closed_and_a_foreign_port_are_told_apart() {
         let (mut stream, _) = foreign.accept().await?;
         tokio::io::AsyncWriteExt::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n").await
     });
-    settings.login_timeout = Duration::from_secs(20);
+    settings.greeting_timeout = Duration::from_secs(20);
     let error = failure(&settings, &target(port)).await;
     assert!(matches!(error, SshError::Handshake { .. }), "{error}");
     answering.await.unwrap().unwrap();
@@ -435,6 +499,30 @@ async fn a_silent_a_closed_and_a_foreign_port_are_told_apart() {
     let nameless = SshTarget { host: "not a host".to_owned(), ..target(22) };
     let error = failure(&settings, &nameless).await;
     assert!(matches!(error, SshError::Unresolvable { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_host_that_greets_and_then_falls_silent_has_the_time_of_a_login() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let greeting = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await?;
+        tokio::io::AsyncWriteExt::write_all(&mut stream, b"SSH-2.0-slow\r\n").await?;
+        stream.read_to_end(&mut vec![]).await
+    });
+    let mut settings = SshSettings::new(ClientKey::generate().unwrap());
+    settings.greeting_timeout = Duration::from_secs(20);
+    settings.login_timeout = Duration::from_secs(1);
+    let target = SshTarget { host: "127.0.0.1".to_owned(), port, user: "root".to_owned() };
+    let started = Instant::now();
+    let connected = SshSession::connect(&settings, &target, &HostKeyExpectation::PinOnFirstUse, far()).await;
+    let Err(error) = connected else { panic!("connected") };
+    assert_eq!(
+        error.to_string().replace(&port.to_string(), "PORT"),
+        "127.0.0.1:PORT did not answer within 1 s (--agent_ssh_login_timeout) while agreeing on keys"
+    );
+    assert!(started.elapsed() >= Duration::from_secs(1));
+    greeting.await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -542,7 +630,7 @@ async fn a_connection_cut_in_the_middle_of_the_upload_leaves_nothing_half_done()
     let first_use = HostKeyExpectation::PinOnFirstUse;
     let request = request();
     let attempt =
-        || take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| {});
+        || take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| Ok(()));
 
     let error = attempt().await.unwrap_err();
     let TakeoverError::Ssh(SshError::ConnectionLost { doing: "uploading the agent", .. }) = &error else {
@@ -639,12 +727,14 @@ async fn the_real_role_server_is_taken_over_keeps_its_key_and_refuses_who_should
     let environment =
         format!("ROLESERVER_STATE_DIR={} ROLESERVER_SUPERVISION=detached", state_path.display());
     let sshd = Sshd::start(&Setup { environment, ..Setup::default() }).unwrap();
+    let _detached = Detached::naming(&state_path).unwrap();
     let _running = RunningAgent(StateDirectory::at(state_path));
     let agent = AgentBinary::load(Path::new(env!("CARGO_BIN_EXE_roleserver"))).await.unwrap();
     let (settings, target, first_use) =
         (sshd.settings(), sshd.target().unwrap(), HostKeyExpectation::PinOnFirstUse);
     let ask = async |request: EnrollRequest| {
-        take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| {}).await
+        take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| Ok(()))
+            .await
     };
 
     let first = ask(request()).await.unwrap();

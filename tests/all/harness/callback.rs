@@ -16,11 +16,13 @@ use shepherd::bmdb::work::Decision;
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use shepherd::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse};
+use shepherd::roleserver::clock::HostClock;
 use shepherd::roleserver::connection::{client_config, connect};
 use shepherd::roleserver::identity::Identity;
+use shepherd::roleserver::known_time::KnownTime;
 use shepherd::server::accept::ConnectionLimits;
 use shepherd::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
-use shepherd::server::certificate::CertificateSource;
+use shepherd::server::certificate::{CertificateSource, RenewalClock};
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +39,7 @@ pub(crate) fn settings(directory: &Path) -> anyhow::Result<CallbackSettings> {
         listen_address: SocketAddr::from(([127, 0, 0, 1], 0)),
         endpoints: Vec::new(),
         certificate: CertificateSource::Shared(Arc::new(key)),
+        renewal: RenewalClock::default(),
         agent_rate: "1ms,1000".parse()?,
         limits: ConnectionLimits::default(),
     })
@@ -58,7 +61,7 @@ impl Listener {
         bmdb.migrate().await?;
         let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_secs(5));
         let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
-        let keeper = tokio::spawn(keeper.keep(keep.clone()));
+        let keeper = tokio::spawn(keeper.keep(&keep)?);
         let metrics = Metrics::new();
         let server = serve_agents(bmdb.clone(), sessions, settings, metrics.clone(), stop.clone()).await?;
         Ok(Self { bmdb, server, metrics, stop, keep, keeper })
@@ -131,9 +134,14 @@ impl TestAgent {
 
     /// A new connection, made as the role server makes it.
     pub(crate) async fn connect(&self, server: &CallbackServer) -> anyhow::Result<Client> {
-        let config = client_config(&self.identity, &server.ca_certificates)?;
+        let config = client_config(&self.identity, &server.ca_certificates(), &untold()?)?;
         Ok(connect(server.endpoints.first().context("no endpoint")?, config).await?)
     }
+}
+
+/// What a machine knows of the time that no shepherd has told it.
+pub(crate) fn untold() -> anyhow::Result<Arc<KnownTime>> {
+    Ok(Arc::new(KnownTime::new(Arc::new(HostClock::read()?), None)))
 }
 
 /// Says one heartbeat.

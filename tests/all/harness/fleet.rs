@@ -1,88 +1,39 @@
 //! A fleet as an operator has it: a simulator process, shepherd processes, and a BMDB of its own.
 //!
-//! Every process is a child of the test and is killed by its own id when its handle is dropped. What
-//! they say goes to files; a condition that never comes true is reported with the ends of them.
+//! Every process is a child of the test: killed by its own id when its handle is dropped, and by its
+//! watcher when the test process is ([`child`][crate::harness::child]). What they say goes to files; a
+//! condition that never comes true is reported with the ends of them.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use shepherd::simulator::fault_command::{self, FaultArgs};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tempfile::TempDir;
 
-use crate::harness::mode::Mode;
+pub(crate) use crate::harness::child::Program;
+use crate::harness::child::guarded;
 use crate::harness::postgres::TestDatabase;
 
 /// Longest time for anything that a quiet host does in some seconds.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(3);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
+/// Every machine is known and Ready, and nothing is under way at the one provider.
+pub(crate) const ALL_READY: &str = "SELECT count(*) > 0 AND count(*) = (SELECT count(*) FROM machine)
+        AND NOT EXISTS (SELECT 1 FROM intent WHERE settled_at IS NULL)
+        AND (SELECT machines FROM provider_state) = count(*)
+     FROM machine_due WHERE lane = 'access' AND phase_index = 'Ready'";
 /// Lines of each process's log that are shown with a failure.
 const SHOWN: usize = 15;
-
-/// A child of this test.
-pub(crate) struct Program {
-    child: Child,
-}
-
-impl Program {
-    fn spawn(command: &mut Command, log: &Path) -> Result<Self> {
-        let child = command.stdin(Stdio::null()).stderr(File::create(log)?).spawn()?;
-        Ok(Self { child })
-    }
-
-    /// Its process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Sends it a signal.
-    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
-        Ok(kill_process(Pid::from_child(&self.child), signal)?)
-    }
-
-    /// Kills it as a power cut does, and waits until it is gone.
-    pub(crate) fn kill(&mut self) -> Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
-    }
-
-    /// Whether it has ended by itself, and how.
-    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        Ok(self.child.try_wait()?)
-    }
-
-    /// Asks it to stop, and waits for its exit.
-    pub(crate) async fn terminate(&mut self) -> Result<ExitStatus> {
-        self.signal(Signal::TERM)?;
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.ended()? {
-                return Ok(status);
-            }
-            ensure!(Instant::now() < deadline, "it does not stop");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        // Both fail only when it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 #[derive(Parser)]
 struct FaultLine {
@@ -90,49 +41,149 @@ struct FaultLine {
     fault: FaultArgs,
 }
 
+/// How a shepherd is started, where that is not as usual.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Otherwise {
+    /// Another program than this release's.
+    pub(crate) program: Option<PathBuf>,
+    /// What stands in its environment besides.
+    pub(crate) environment: Vec<(&'static str, OsString)>,
+}
+
 /// A simulator on a database. Shepherds are started on it by [`Fleet::shepherd`].
+#[derive(Clone)]
 pub(crate) struct Fleet {
-    _simulator: Program,
+    _simulator: Arc<Program>,
     /// Where the simulator's provider API is.
     pub(crate) url: String,
     /// The test's own connections.
     pub(crate) pool: PgPool,
     /// The BMDB.
-    pub(crate) database: TestDatabase,
-    directory: TempDir,
-    logs: Mutex<Vec<PathBuf>>,
+    pub(crate) database: Arc<TestDatabase>,
+    /// Where shepherds find it: elsewhere when a network or a server of the test's own is in between.
+    pub(crate) bmdb_url: String,
+    directory: Arc<TempDir>,
+    logs: Arc<Mutex<Vec<PathBuf>>>,
 }
 
 impl Fleet {
     /// Starts a simulator with these flags.
     pub(crate) async fn start(test_name: &str, flags: &[&str]) -> Result<Self> {
+        Self::start_at(test_name, flags, |database| Ok(database.url().to_owned())).await
+    }
+
+    /// The same with the BMDB somewhere else than in the test's database.
+    pub(crate) async fn start_at(
+        test_name: &str,
+        flags: &[&str],
+        place: impl FnOnce(&TestDatabase) -> Result<String>,
+    ) -> Result<Self> {
         // An error means that another test has done it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let database = TestDatabase::create(test_name).await?;
-        let pool = looking(&database).await?;
+        let bmdb_url = place(&database)?;
+        let pool = looking(&bmdb_url).await?;
         let directory = tempfile::tempdir()?;
         let log = directory.path().join("simulator.log");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shepherd"));
+        let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
         command.args(["simulator", "--listen", "127.0.0.1:0", "--state"]);
         command.arg(directory.path().join("fleet.json")).args(flags).stdout(Stdio::piped());
-        let mut simulator = Program::spawn(&mut command, &log)?;
-        let stdout = simulator.child.stdout.take().context("its output is piped")?;
+        let mut simulator = Program::spawn_logged(&mut command, &log)?;
+        let stdout = simulator.child().stdout.take().context("its output is piped")?;
         let line = tokio::task::spawn_blocking(move || BufReader::new(stdout).lines().next()).await?;
         let line = line.context("the simulator ended")??;
         let url = line.strip_prefix("listening on ").context(line.clone())?.to_owned();
-        Ok(Self { _simulator: simulator, url, pool, database, directory, logs: Mutex::new(vec![log]) })
+        Ok(Self {
+            _simulator: Arc::new(simulator),
+            url,
+            pool,
+            database: Arc::new(database),
+            bmdb_url,
+            directory: Arc::new(directory),
+            logs: Arc::new(Mutex::new(vec![log])),
+        })
+    }
+
+    /// The same machines with a BMDB at another place, or at the same place anew.
+    pub(crate) async fn with_bmdb(&self, url: String) -> Result<Self> {
+        Ok(Self { pool: looking(&url).await?, bmdb_url: url, ..self.clone() })
     }
 
     /// Starts a shepherd named `name`, which listens for agents at `endpoints[0]` and tells them of all.
     /// The name is that of its SSH key too, by which the simulator's journal tells shepherds apart.
     pub(crate) fn shepherd(&self, name: &str, endpoints: &[String], flags: &[&str]) -> Result<Program> {
-        let log = self.directory.path().join(format!("{name}.log"));
+        self.shepherd_otherwise(Otherwise::default(), name, endpoints, flags)
+    }
+
+    /// The same, which aborts or freezes at one of the places that `src/manager/failpoint.rs` tells of.
+    pub(crate) fn shepherd_dying_at(
+        &self,
+        place: &str,
+        name: &str,
+        endpoints: &[String],
+        flags: &[&str],
+    ) -> Result<Program> {
+        let environment = vec![("SHEPHERD_FAILPOINT", place.into())];
+        self.shepherd_otherwise(Otherwise { environment, ..Otherwise::default() }, name, endpoints, flags)
+    }
+
+    /// The same, started in another way.
+    pub(crate) fn shepherd_otherwise(
+        &self,
+        otherwise: Otherwise,
+        name: &str,
+        endpoints: &[String],
+        flags: &[&str],
+    ) -> Result<Program> {
+        let provider = ["--provider", "simulated", "--simulated_url", &self.url];
+        self.shepherd_of(otherwise, name, endpoints, &[provider.as_slice(), flags].concat())
+    }
+
+    /// The same, with the machines in a device list instead of from the simulator's API.
+    pub(crate) fn shepherd_of_list(
+        &self,
+        name: &str,
+        endpoints: &[String],
+        list: &Path,
+        flags: &[&str],
+    ) -> Result<Program> {
+        let url = format!("file://{}", list.display());
+        let provider = ["--provider", "static", "--static_device_list_url", &url];
+        self.shepherd_of(Otherwise::default(), name, endpoints, &[provider.as_slice(), flags].concat())
+    }
+
+    fn shepherd_of(
+        &self,
+        otherwise: Otherwise,
+        name: &str,
+        endpoints: &[String],
+        flags: &[&str],
+    ) -> Result<Program> {
+        let log = self.log_of(name);
         self.logs.lock().unwrap_or_else(PoisonError::into_inner).push(log.clone());
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shepherd"));
+        let program = otherwise.program.unwrap_or_else(|| env!("CARGO_BIN_EXE_shepherd").into());
+        let mut command = self.command(program, name, endpoints, flags)?;
+        command.envs(otherwise.environment);
+        Program::spawn_logged(&mut command, &log)
+    }
+
+    /// A shepherd that is not started yet, and whose errors go wherever they are sent.
+    pub(crate) fn unheard_shepherd(
+        &self,
+        name: &str,
+        endpoints: &[String],
+        flags: &[&str],
+    ) -> Result<Command> {
+        let provider = ["--provider", "simulated", "--simulated_url", &self.url];
+        let program = env!("CARGO_BIN_EXE_shepherd").into();
+        self.command(program, name, endpoints, &[provider.as_slice(), flags].concat())
+    }
+
+    fn command(&self, program: PathBuf, name: &str, endpoints: &[String], flags: &[&str]) -> Result<Command> {
+        let mut command = guarded(program);
         // By the environment, as a password would be.
-        command.env("SHEPHERD_BMDB_URL", self.database.url()).args(["--provider", "simulated"]);
-        command.args(["--provider_name", "sim", "--simulated_url", &self.url]);
-        command.args(["--bmdb_dialect", dialect(self.database.mode())]);
+        command.env("SHEPHERD_BMDB_URL", &self.bmdb_url).args(["--provider_name", "sim"]);
+        command.args(["--bmdb_dialect", self.database.mode().dialect().as_str()]);
         command.arg("--agent_listen_address").arg(endpoints.first().context("an endpoint")?);
         for endpoint in endpoints {
             command.arg("--agent_endpoint").arg(endpoint);
@@ -142,7 +193,16 @@ impl Fleet {
         command.arg("--ssh_key_path").arg(self.directory.path().join(format!("{name}.ssh_key")));
         command.arg("--secrets_key_path").arg(self.directory.path().join("secrets.key"));
         command.args(BRISK).args(flags).stdout(Stdio::null());
-        Program::spawn(&mut command, &log)
+        Ok(command)
+    }
+
+    fn log_of(&self, name: &str) -> PathBuf {
+        self.directory.path().join(format!("{name}.log"))
+    }
+
+    /// What the shepherd named `name` has said so far.
+    pub(crate) fn said_by(&self, name: &str) -> Result<String> {
+        Ok(std::fs::read_to_string(self.log_of(name))?)
     }
 
     /// Breaks a machine, or `provider`.
@@ -214,8 +274,8 @@ impl Fleet {
 }
 
 /// Connections for looking only: a statement that cannot fail because of what it happened to see.
-async fn looking(database: &TestDatabase) -> Result<PgPool> {
-    let options: PgConnectOptions = database.url().parse()?;
+async fn looking(url: &str) -> Result<PgPool> {
+    let options: PgConnectOptions = url.parse()?;
     let options = options.options([("default_transaction_isolation", "read committed")]);
     Ok(PgPoolOptions::new().max_connections(4).connect_with(options).await?)
 }
@@ -238,14 +298,6 @@ const BRISK: [&str; 15] = [
     "--outward_limit=3s",
     "--shutdown_grace=10s",
 ];
-
-const fn dialect(mode: Mode) -> &'static str {
-    match mode {
-        Mode::SkipLocked => "postgres",
-        Mode::Waiting => "waiting",
-        Mode::Serializable => "serializable",
-    }
-}
 
 /// `127.0.0.1:PORT` with nobody on it, below the ports that the system gives to connections.
 pub(crate) fn endpoint() -> Result<String> {

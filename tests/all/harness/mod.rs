@@ -1,8 +1,12 @@
 //! What the tests stand on.
 
 pub(crate) mod callback;
+pub(crate) mod child;
 pub(crate) mod fleet;
+pub(crate) mod line;
+pub(crate) mod memory;
 pub(crate) mod mode;
 pub(crate) mod postgres;
 pub(crate) mod program;
+pub(crate) mod rack;
 pub(crate) mod source;

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
+use crate::harness::child::guarded;
+
 /// How long anything may take before a test gives up on it.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
 
 /// A directory with a home and a place for temporary files, both of which programs started here use.
 pub(crate) struct Place {
@@ -49,10 +51,11 @@ impl Place {
         Ok(path)
     }
 
-    /// The program, with nothing of this environment that it would read.
+    /// The program, with nothing of this environment that it would read, and a watcher: see
+    /// [`guarded`].
     pub(crate) fn program<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shepherd"));
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
         for (name, _) in std::env::vars_os() {
             let foreign = name.to_str().is_some_and(|name| name.starts_with("PG") || name == "RUST_LOG");
             let own = name.to_str().is_some_and(|name| name.starts_with("SHEPHERD_"));

@@ -2,6 +2,7 @@
 //! client certificate whose handshake signature holds and notes each heartbeat
 //! with the key that proved it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
@@ -29,6 +30,7 @@ pub(crate) struct Callback {
     pub(crate) endpoint: String,
     pub(crate) ca: Vec<u8>,
     heard: Arc<Mutex<Vec<Heard>>>,
+    connections: Arc<AtomicUsize>,
     _runtime: tokio::runtime::Runtime,
 }
 
@@ -117,8 +119,11 @@ impl Callback {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let service = Service { heard: heard.clone(), reply: Arc::new(reply) };
         let (sender, streams) = tokio::sync::mpsc::channel(8);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = connections.clone();
         runtime.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::SeqCst);
                 let (acceptor, sender) = (acceptor.clone(), sender.clone());
                 tokio::spawn(async move {
                     if let Ok(stream) = acceptor.accept(stream).await {
@@ -132,7 +137,12 @@ impl Callback {
                 .add_service(AgentCallbackServer::new(service))
                 .serve_with_incoming(ReceiverStream::new(streams)),
         );
-        Ok(Self { endpoint, ca, heard, _runtime: runtime })
+        Ok(Self { endpoint, ca, heard, connections, _runtime: runtime })
+    }
+
+    /// How often somebody connected.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
     }
 
     pub(crate) fn heard(&self) -> Vec<Heard> {

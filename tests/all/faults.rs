@@ -1,0 +1,39 @@
+//! The faults that `tools/faults` plants: each of them still applies to the engine as it is, and names a test
+//! that is there. Whether that test turns red takes a build for each, and is not looked at here.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::harness::source;
+
+/// What stands behind `key: ` at the beginning of a patch.
+fn field<'t>(text: &'t str, key: &str) -> Result<&'t str> {
+    let found = text.lines().take_while(|line| !line.is_empty());
+    found
+        .filter_map(|line| line.split_once(": "))
+        .find(|(name, _)| *name == key)
+        .map(|(_, value)| value)
+        .context(key.to_owned())
+}
+
+#[test]
+fn every_planted_fault_applies_and_names_a_test_that_is_there() -> Result<()> {
+    let output = Command::new("tools/faults").arg("--check").current_dir(source::root()).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut items = Vec::new();
+    for path in source::files("tests/faults", "patch")? {
+        let text = source::read(&path)?;
+        let place = path.display();
+        items.push(field(&text, "item").context(place.to_string())?.to_owned());
+        let test = field(&text, "test").context(place.to_string())?;
+        let (module, name) = test.rsplit_once("::").context(place.to_string())?;
+        let file = format!("tests/all/{}.rs", module.replace("::", "/"));
+        let tests = source::read(file.as_ref())?;
+        ensure!(tests.contains(&format!("async fn {name}(")), "{place} names {test}, which {file} has not");
+    }
+    for item in ["outage", "crash", "frozen", "backup", "upgrade"] {
+        ensure!(items.iter().any(|found| found.contains(item)), "no fault is planted for {item}: {items:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! A shepherd that is frozen while it orders a machine from a provider, for longer than its session and
+//! its provisioner's lease last. Another one takes the lease over and looks after the intent; then the
+//! first one wakes. No order goes out any more, no machine is made twice, and none is made for an intent
+//! that was settled.
+//!
+//! There are three places to be in: the intent is written and nobody was asked, the provider is at it, and
+//! its answer lies there and was not written down. The second one is met by watching the simulator's
+//! journal, the others are places of `src/manager/failpoint.rs`.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::checker::{Records, check};
+#[cfg(debug_assertions)]
+use crate::fire::ALL_KNOWN_READY;
+#[cfg(debug_assertions)]
+use crate::fire::frozen::is_stopped;
+use crate::fire::frozen::{all_over, freeze, open_calls, works_again};
+use crate::fire::{BRAKES, Form, count, counted, end};
+use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
+
+const FLAGS: [&str; 2] = ["--session_interval=3s", "--outward_limit=8s"];
+
+/// Intents of the orders that a provider was sent after line `since`.
+fn ordered_since(journal: &[Value], since: u64) -> Vec<String> {
+    let orders = journal.iter().filter(|line| line["phase"] == "start" && line["what"] == "create");
+    orders
+        .filter(|line| line["call"].as_u64().is_some_and(|call| call > since))
+        .filter_map(|line| line["intent"].as_str().map(str::to_owned))
+        .collect()
+}
+
+/// The number of the journal's last line.
+fn last_line(journal: &[Value]) -> u64 {
+    journal.iter().filter_map(|line| line["seq"].as_u64()).max().unwrap_or(0)
+}
+
+/// Settled creations, by how each ended: machines, and none.
+async fn outcomes(fleet: &Fleet) -> Result<(i64, i64)> {
+    Ok(sqlx::query_as(
+        "SELECT count(*) FILTER (WHERE outcome LIKE 'machine %'),
+                count(*) FILTER (WHERE outcome = 'nothing was made')
+         FROM intent WHERE kind = 'create'",
+    )
+    .fetch_one(&fleet.pool)
+    .await?)
+}
+
+/// Ends both, and judges what they left.
+async fn judge(fleet: &Fleet, victim: Program, survivor: Program) -> Result<()> {
+    assert_eq!(count(fleet, BRAKES).await?, 0, "{}", fleet.explain().await?);
+    let put_aside = count(fleet, "SELECT count(*) FROM machine_quarantine").await?;
+    assert_eq!(put_aside, 0, "a machine turned up that nobody waited for");
+    end(fleet, victim).await?;
+    end(fleet, survivor).await?;
+    assert_eq!(check(&Records::read(&fleet.pool, &fleet.journal()?).await?), []);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frozen_while_the_provider_is_making_a_machine() -> Result<()> {
+    let machines: i64 = Form::of_this_run().pick(6, 40);
+    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5"];
+    let fleet = Fleet::start("fire_frozen_create", &flags).await?;
+    // Five seconds for everything: long enough to be in the middle of it.
+    fleet.strike("provider", "api-slow").await?;
+    let (first, second) = (endpoint()?, endpoint()?);
+    let victim = fleet.shepherd("victim", &[first.clone(), second.clone()], &FLAGS)?;
+    let caught = freeze(&fleet, &victim, &["create"]).await?;
+    let frozen = victim.pid();
+    let flags = ["--session_interval=30s", FLAGS[1]];
+    let survivor = fleet.shepherd("survivor", &[second, first], &flags)?;
+    all_over(&fleet, frozen, "frozen").await?;
+    fleet.strike("provider", "heal").await?;
+    // The machine is made although nobody is there to be told.
+    let deadline = Instant::now() + PATIENCE;
+    while !open_calls(&fleet.journal()?, &["create"])
+        .iter()
+        .all(|open| caught.iter().all(|c| c.call != open.call))
+    {
+        ensure!(Instant::now() < deadline, "the provider never ends what it was asked for");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    fleet.until("the other one has them all Ready", ALL_READY).await?;
+    let known = count(&fleet, "SELECT count(*) FROM machine_provided").await?;
+    ensure!(known == machines, "{known} of {machines} are known");
+    let before = fleet.journal()?;
+    let settled = outcomes(&fleet).await?;
+    victim.signal(Signal::CONT)?;
+    works_again(&fleet, frozen, async || Ok(())).await?;
+    fleet.until("all are Ready", ALL_READY).await?;
+
+    let late = ordered_since(&fleet.journal()?, last_line(&before));
+    assert_eq!(late, Vec::<String>::new(), "ordered after everything was there");
+    assert_eq!(outcomes(&fleet).await?, settled, "an outcome was rewritten");
+    let adopted = adopted_by(&fleet, &caught.first().context("something was caught")?.intent).await?;
+    ensure!(adopted != i64::from(frozen), "the frozen one recorded what it had ordered");
+    judge(&fleet, victim, survivor).await?;
+    counted(
+        "in the middle of an order",
+        format!("{} frozen, {machines} machines made once each, none by the late one", caught.len()),
+    )?;
+    Ok(())
+}
+
+/// The process that held the provisioner's lease last, once the machine of an intent is recorded.
+async fn adopted_by(fleet: &Fleet, intent: &str) -> Result<i64> {
+    let intent: uuid::Uuid = intent.parse()?;
+    Ok(sqlx::query_scalar(
+        "SELECT (s.runtime_info->>'pid')::INT8 FROM intent i, named_lease l JOIN session s ON s.session_id = l.lease_session
+         WHERE i.intent_id = $1 AND i.outcome LIKE 'machine %' AND l.kind = 'provisioner'",
+    )
+    .bind(intent)
+    .fetch_one(&fleet.pool)
+    .await?)
+}
+
+/// Freezes a shepherd at `place`, lets another one look after what it had begun, and wakes it.
+#[cfg(debug_assertions)]
+async fn frozen_at(
+    test_name: &str,
+    place: &str,
+    looked_after: &'static str,
+    expected: (i64, i64),
+) -> Result<()> {
+    let flags = ["--machines", "8", "--boot_seconds", "0.5"];
+    let fleet = Fleet::start(test_name, &flags).await?;
+    let (first, second) = (endpoint()?, endpoint()?);
+    // The survivor makes none itself: what the late order wants is there to be had.
+    let brief = ["--session_interval=3s", "--outward_limit=2s", "--provisioner_max_machines=3"];
+    let victim = fleet.shepherd_dying_at(place, "victim", &[first.clone(), second.clone()], &brief)?;
+    let frozen = victim.pid();
+    let deadline = Instant::now() + PATIENCE;
+    while !is_stopped(frozen)? {
+        ensure!(Instant::now() < deadline, "{place} is never passed\n{}", fleet.explain().await?);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let open: Vec<uuid::Uuid> =
+        sqlx::query_scalar("SELECT intent_id FROM intent WHERE kind = 'create' AND settled_at IS NULL")
+            .fetch_all(&fleet.pool)
+            .await?;
+    ensure!(open.len() == 1, "{place} is not in the middle of an order: {open:?}");
+    // Nor does it lose the lease again, however busy the host is.
+    let brief = ["--session_interval=30s", "--outward_limit=2s", "--provisioner_max_machines=2"];
+    let survivor = fleet.shepherd("survivor", &[second, first], &brief)?;
+    all_over(&fleet, frozen, place).await?;
+    fleet.until("somebody has looked after it", looked_after).await?;
+    fleet.until("all are Ready", ALL_KNOWN_READY).await?;
+    let before = fleet.journal()?;
+    let known: BTreeSet<String> = recorded(&fleet).await?;
+    victim.signal(Signal::CONT)?;
+    works_again(&fleet, frozen, async || Ok(())).await?;
+    // Before anything is waited for: a machine that nobody here ordered never becomes Ready.
+    let late = ordered_since(&fleet.journal()?, last_line(&before));
+    assert_eq!(late, Vec::<String>::new(), "an order went out for an intent that others had settled");
+    fleet.until("all are Ready", ALL_KNOWN_READY).await?;
+    assert_eq!(outcomes(&fleet).await?, expected);
+    assert_eq!(recorded(&fleet).await?, known, "a machine was recorded late");
+    let in_use = fleet.truth().await?.iter().filter(|machine| machine["handed_out"] == true).count();
+    assert_eq!(in_use, known.len(), "the provider gave out what nobody here knows");
+    judge(&fleet, victim, survivor).await?;
+    counted(
+        &format!("at {}", place.split('@').next().unwrap_or(place)),
+        format!(
+            "1 order looked after by another, 0 sent late, {in_use} machines given out and {} known",
+            known.len()
+        ),
+    )?;
+    Ok(())
+}
+
+#[cfg(debug_assertions)]
+async fn recorded(fleet: &Fleet) -> Result<BTreeSet<String>> {
+    let known: Vec<String> =
+        sqlx::query_scalar("SELECT provider_id FROM machine_provided").fetch_all(&fleet.pool).await?;
+    Ok(known.into_iter().collect())
+}
+
+#[cfg(debug_assertions)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frozen_between_the_intent_and_the_order_sends_none_when_it_wakes() -> Result<()> {
+    let looked_after = "SELECT count(*) = 1 FROM intent WHERE outcome = 'nothing was made'";
+    frozen_at("fire_frozen_intended", "provisioner.intended@3=freeze", looked_after, (2, 1)).await
+}
+
+#[cfg(debug_assertions)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frozen_with_the_answer_in_hand_writes_nothing_down_when_it_wakes() -> Result<()> {
+    let looked_after = "SELECT count(*) = 0 FROM intent WHERE kind = 'create' AND settled_at IS NULL";
+    frozen_at("fire_frozen_created", "provisioner.created@2=freeze", looked_after, (2, 0)).await
+}

@@ -1,0 +1,217 @@
+//! A shepherd that is told to stop, and does not get to its end: killed while what was under way is given
+//! its grace, hurried by a second signal, or dead between two steps of stopping. Whoever comes after it
+//! leaves nothing doubled and nothing orphaned, and every machine Ready once.
+//!
+//! One fleet for all ways, as in `crash.rs`: each shepherd may make three machines more than the one before
+//! it, and is stopped when it works on two of them. Their SSH commands answer two seconds late, so that
+//! work lasts for longer than a signal takes.
+//!
+//! What a shepherd had begun on a machine goes on there for these two seconds after it is gone, and nobody
+//! can call it back: the fence is for that. So a call counts until its caller's end, and no longer.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::checker::Records;
+use crate::fire::crash::{BRIEF, death, judge_records, ready_exactly_once};
+use crate::fire::{ALL_KNOWN_READY, Form, count, counted, end};
+use crate::harness::fleet::{Fleet, PATIENCE, Program, endpoint};
+
+/// How a stop is cut short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Killed while it waits for what is under way.
+    Killed,
+    /// Told a second time, and let come to its end.
+    Hurried,
+    /// Told once, and dead at this place.
+    DeadAt(&'static str),
+    /// Told twice, and dead at this place.
+    HurriedDeadAt(&'static str),
+}
+
+const WAYS: [Way; 6] = [
+    Way::Killed,
+    Way::DeadAt("shutdown.draining"),
+    Way::Hurried,
+    Way::HurriedDeadAt("initializer.cancelled"),
+    Way::HurriedDeadAt("shutdown.idle"),
+    Way::HurriedDeadAt("shutdown.drained"),
+];
+
+impl Way {
+    fn place(self) -> Option<&'static str> {
+        match self {
+            Self::Killed | Self::Hurried => None,
+            Self::DeadAt(place) | Self::HurriedDeadAt(place) => Some(place),
+        }
+    }
+
+    /// Whether it dies with work that nobody has ended, or certainly without any.
+    fn leaves_work(self) -> Option<bool> {
+        match self {
+            Self::Killed | Self::DeadAt(_) => Some(true),
+            Self::Hurried | Self::HurriedDeadAt("shutdown.idle" | "shutdown.drained") => Some(false),
+            Self::HurriedDeadAt(_) => None,
+        }
+    }
+}
+
+/// Machines that a process has worked on for at least so many milliseconds, as the BMDB has it.
+async fn works_on(fleet: &Fleet, pid: u32, milliseconds: i64) -> Result<i64> {
+    Ok(sqlx::query_scalar(
+        "SELECT count(*) FROM work w JOIN session s USING (session_id)
+         WHERE w.process = 'AgentStart' AND s.runtime_info->>'pid' = $1
+           AND w.started_at <= clock_timestamp() - $2 * INTERVAL '1 ms'",
+    )
+    .bind(pid.to_string())
+    .bind(milliseconds)
+    .fetch_one(&fleet.pool)
+    .await?)
+}
+
+/// Tells it to stop, and waits until it says that it does.
+async fn tell_to_stop(fleet: &Fleet, name: &str, shepherd: &Program) -> Result<()> {
+    shepherd.signal(Signal::TERM)?;
+    let deadline = Instant::now() + PATIENCE;
+    while !fleet.said_by(name)?.contains("a second signal stops at once") {
+        ensure!(Instant::now() < deadline, "it does not say that it stops\n{}", fleet.explain().await?);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(())
+}
+
+/// Stops a shepherd in this way. Says how many machines' work it left behind.
+async fn stopped(fleet: &Fleet, name: &str, way: Way, mut shepherd: Program) -> Result<i64> {
+    let pid = shepherd.pid();
+    let deadline = Instant::now() + PATIENCE;
+    // A machine that is still booting refuses at once; one that is up takes many seconds.
+    while works_on(fleet, pid, 1000).await? < 2 {
+        ensure!(Instant::now() < deadline, "{way:?}: it never works on two\n{}", fleet.explain().await?);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    match way {
+        Way::Killed => {
+            tell_to_stop(fleet, name, &shepherd).await?;
+            shepherd.kill()?;
+        }
+        Way::Hurried => {
+            tell_to_stop(fleet, name, &shepherd).await?;
+            end(fleet, shepherd).await?;
+        }
+        Way::DeadAt(place) => {
+            shepherd.signal(Signal::TERM)?;
+            death(fleet, &mut shepherd, place).await?;
+        }
+        Way::HurriedDeadAt(place) => {
+            tell_to_stop(fleet, name, &shepherd).await?;
+            shepherd.signal(Signal::TERM)?;
+            death(fleet, &mut shepherd, place).await?;
+        }
+    }
+    let left = works_on(fleet, pid, 0).await?;
+    match way.leaves_work() {
+        Some(true) => ensure!(left > 0, "{way:?}: nothing was under way any more"),
+        Some(false) => ensure!(left == 0, "{way:?}: {left} work items were left to the reaper"),
+        None => {}
+    }
+    if way == Way::Hurried {
+        let open: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM session WHERE closed_at IS NULL AND runtime_info->>'pid' = $1",
+        )
+        .bind(pid.to_string())
+        .fetch_one(&fleet.pool)
+        .await?;
+        ensure!(open == 0, "{open} sessions of a shepherd that came to its end are open");
+    }
+    Ok(left)
+}
+
+/// The SSH key by which the journal knows who made a call.
+fn key_of(arguments: &Value) -> Option<&str> {
+    arguments["key"].as_str()
+}
+
+/// The length of the journal when the shepherd of each SSH key was gone.
+#[derive(Debug, Default)]
+struct Gone(HashMap<String, u64>);
+
+impl Gone {
+    /// Somebody is, who alone has made calls since everybody before.
+    fn note(&mut self, fleet: &Fleet) -> Result<()> {
+        let journal = fleet.journal()?;
+        for key in journal.iter().filter_map(|line| key_of(&line["arguments"])) {
+            self.0.entry(key.to_owned()).or_insert(journal.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Ends each call where its caller was gone; one that arrived only then, at once.
+    fn end_calls(&self, records: &mut Records) {
+        for call in &mut records.calls {
+            if let Some(gone) = key_of(&call.arguments).and_then(|key| self.0.get(key)) {
+                call.end = call.end.min(*gone).max(call.start);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shepherd_that_dies_while_it_stops_leaves_each_machine_to_be_ready_once() -> Result<()> {
+    let rounds = Form::of_this_run().pick(1, 3);
+    let ways = WAYS.repeat(rounds);
+    let machines = 3 * ways.len();
+    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.1", "--persistent_percent", "100"];
+    let fleet = Fleet::start("fire_shutdown", &flags).await?;
+    for number in 1..=machines {
+        fleet.strike(&format!("sim-{number:04}"), "slow").await?;
+    }
+    let endpoints = [endpoint()?];
+    let (mut left, mut gone) = (0, Gone::default());
+    for (number, way) in ways.iter().copied().enumerate() {
+        let name = format!("shepherd-{number}");
+        let most = format!("--provisioner_max_machines={}", 3 * (number + 1));
+        let mut flags = [&BRIEF[..], &[&most]].concat();
+        if way.leaves_work() == Some(false) {
+            // A session that a busy host lets run out leaves its work to the reaper, and that is not what is
+            // looked at there.
+            flags.push("--session_interval=15s");
+        }
+        let shepherd = match way.place() {
+            Some(place) => fleet.shepherd_dying_at(place, &name, &endpoints, &flags)?,
+            None => fleet.shepherd(&name, &endpoints, &flags)?,
+        };
+        left += stopped(&fleet, &name, way, shepherd).await?;
+        gone.note(&fleet)?;
+    }
+    for number in 1..=machines {
+        fleet.strike(&format!("sim-{number:04}"), "heal").await?;
+    }
+    let shepherd = fleet.shepherd("last", &endpoints, &BRIEF)?;
+    let all = "SELECT count(*) = (SELECT machines FROM provider_state) FROM machine";
+    fleet.until("there are as many machines as there can be", all).await?;
+    fleet.until("all are Ready", ALL_KNOWN_READY).await?;
+    let alone = "SELECT count(DISTINCT runtime_info->>'pid') = 1 FROM session WHERE closed_at IS NULL";
+    fleet.until("every session of the dead is over", alone).await?;
+    end(&fleet, shepherd).await?;
+    let mut records = Records::read(&fleet.pool, &fleet.journal()?).await?;
+    gone.end_calls(&mut records);
+    judge_records(&fleet, &records).await?;
+    ready_exactly_once(&fleet).await?;
+    let expired = count(&fleet, "SELECT count(*) FROM history WHERE event = 'Expired'").await?;
+    let cancelled = count(&fleet, "SELECT count(*) FROM history WHERE event = 'Cancelled'").await?;
+    ensure!(expired >= left, "{left} work items were left behind, and {expired} told as lost");
+    ensure!(cancelled > 0, "nothing was ever cancelled in order");
+    counted(
+        "in the middle of stopping",
+        format!(
+            "{} stops cut short, {machines} machines each Ready once; {left} work items lost and {cancelled} cancelled",
+            ways.len()
+        ),
+    )?;
+    Ok(())
+}

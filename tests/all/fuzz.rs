@@ -1,0 +1,495 @@
+//! Odd bytes for every decoder that faces outside.
+//!
+//! A decoder takes bytes that somebody else made and answers them or says in a sentence what is wrong
+//! with them. Whatever the bytes are, it does not panic, does not take long, and does not hold much more
+//! memory than they have.
+//!
+//! To add one: a line in [`DECODERS`], and at least one good input in `tests/fuzz/corpus/NAME/`. What is
+//! in there is tried first and then changed in ways that decoders trip over. `make test` does that a few
+//! hundred times each, always the same; `make fuzz` for a minute each (`FUZZ_SECONDS`), each time
+//! differently (`FUZZ_DECODER` takes one alone). An input that a decoder trips over is written to
+//! `target/fuzz/` and belongs into the corpus once the decoder is mended.
+
+#![expect(clippy::unwrap_used, reason = "where the test's own files cannot be written, the test ends")]
+#![expect(clippy::unnecessary_wraps, reason = "decoders have one shape, those that take anything too")]
+
+mod provider_answer;
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use prost::Message as _;
+use shepherd::proto::agent::v1 as wire;
+use shepherd::proto::codec;
+use shepherd::proto::hardware::v1::{BlockDevice, HardwareReport};
+use shepherd::providers::{static_commands, static_list};
+use shepherd::roleserver::commands::{enroll, status};
+use shepherd::roleserver::endpoint::Endpoint;
+use shepherd::roleserver::enrolment::{self, Settings};
+use shepherd::roleserver::hardware::{self, Sources, Warnings, ata, dmi, network, nvme, scsi};
+use shepherd::roleserver::state_directory::StateDirectory;
+use shepherd::server::hardware_summary::summarise;
+use shepherd::server::heartbeat_form::{REPORT_LIMIT, read_heartbeat};
+use shepherd::server::{certificate, tls};
+use shepherd::service::configuration;
+use shepherd::takeover::exec::{Exit, Output};
+use shepherd::takeover::steps;
+
+use crate::harness::memory;
+
+/// Takes bytes from outside; the error is what a person would read.
+type Decode = fn(&[u8]) -> Result<(), String>;
+
+const DECODERS: &[(&str, Decode)] = &[
+    // What the shepherd is sent.
+    ("certificate", |bytes| said(tls::agent_key(&bytes.to_vec().into()))),
+    ("enrol-answer", |bytes| said(steps::read_enroll(&answer(bytes)))),
+    ("hardware-report", |bytes| said(shepherd::cli::hardware::describe(bytes))),
+    ("heartbeat", heartbeat),
+    ("power-command-answer", |bytes| {
+        said(static_commands::power_state(&String::from_utf8_lossy(bytes), "/usr/local/bin/pdu"))
+    }),
+    ("provider-answer", provider_answer::decode),
+    ("ssh-probe", |bytes| said(steps::read_probe(&answer(bytes)))),
+    ("ssh-upload", |bytes| said(steps::read_upload(&answer(bytes), "00"))),
+    // What the shepherd's operator writes.
+    ("certificate-files", certificate_files),
+    ("configuration", |bytes| {
+        in_file(bytes, |path| said(configuration::read(path, &[]).map_err(|e| e.to_string())))
+    }),
+    ("device-list", |bytes| said(static_list::parse(&String::from_utf8_lossy(bytes)))),
+    // What the role server is sent, and what it reads on its machine.
+    ("disk-and-port-answers", disk_and_port_answers),
+    ("dmi-table", dmi_table),
+    ("endpoint", endpoint),
+    ("enrol-request", enrol_request),
+    ("heartbeat-answer", heartbeat_answer),
+    ("machine-files", machine_files),
+    ("state-files", state_files),
+];
+
+/// Longest input that is made.
+const LONGEST: usize = 256 << 10;
+/// What a decoder may hold at one time, whatever it is given.
+const MEMORY: usize = 48 << 20;
+/// What it may take on a host that does much else besides.
+const PATIENCE: Duration = Duration::from_secs(10);
+const SHORT_FORM_CASES: u32 = 300;
+
+fn said<T>(result: Result<T, impl Display>) -> Result<(), String> {
+    result.map(drop).map_err(|error| error.to_string())
+}
+
+fn in_file(bytes: &[u8], read: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    read(file.path())
+}
+
+/// What a command on a machine printed, on both streams.
+fn answer(bytes: &[u8]) -> Output {
+    let (stdout, stderr) = (bytes.to_vec(), bytes.to_vec());
+    let exit = if bytes.len().is_multiple_of(5) { Exit::Signal("KILL".to_owned()) } else { Exit::Status(0) };
+    Output { exit, stdout, stderr, dropped: 0 }
+}
+
+fn heartbeat(bytes: &[u8]) -> Result<(), String> {
+    let request = codec::decode::<wire::HeartbeatRequest>(bytes.to_vec().into())?;
+    let heartbeat = read_heartbeat(request, [7; 32]).map_err(|error| error.to_string())?;
+    // What is stored can be shown.
+    let shown = heartbeat.hardware.map(|report| shepherd::cli::hardware::describe(&report.report));
+    assert!(shown.is_none_or(|shown| shown.is_ok()));
+    Ok(())
+}
+
+fn certificate_files(bytes: &[u8]) -> Result<(), String> {
+    in_file(bytes, |path| said(certificate::inspect_files(path, path, Some(path))))
+}
+
+fn enrol_request(bytes: &[u8]) -> Result<(), String> {
+    let request = enroll::decode(bytes).map_err(|error| error.to_string())?;
+    let kept = enrolment::enroll(None, &request).map_err(|error| error.to_string())?;
+    assert_eq!(enrolment::enroll(Some(&kept), &request).as_ref(), Ok(&kept), "a repetition changes nothing");
+    let text = serde_json::to_vec(&kept).unwrap();
+    assert_eq!(serde_json::from_slice::<enrolment::Enrolment>(&text).unwrap(), kept);
+    Ok(())
+}
+
+fn heartbeat_answer(bytes: &[u8]) -> Result<(), String> {
+    let answer = codec::decode::<wire::HeartbeatResponse>(bytes.to_vec().into())?;
+    let settings = Settings::new(&["shepherd.example:8443".to_owned()], &[], 0)?;
+    let changed = settings.changed_by(&answer)?;
+    assert!(!changed.endpoints.is_empty());
+    assert_eq!(changed.changed_by(&answer)?, changed, "the same advice again is no news");
+    Ok(())
+}
+
+fn endpoint(bytes: &[u8]) -> Result<(), String> {
+    let text = String::from_utf8_lossy(bytes);
+    let endpoint: Endpoint = text.parse().map_err(|error| format!("{error}"))?;
+    assert_eq!(endpoint.to_string().parse::<Endpoint>().as_ref(), Ok(&endpoint));
+    Ok(())
+}
+
+fn dmi_table(bytes: &[u8]) -> Result<(), String> {
+    dmi::parse(bytes, &mut Warnings::default());
+    Ok(())
+}
+
+fn disk_and_port_answers(bytes: &[u8]) -> Result<(), String> {
+    let mut device = BlockDevice::default();
+    ata::identify(bytes, &mut device);
+    let _ = (ata::statistic(bytes, 7, 8), ata::threshold_exceeded(bytes));
+    nvme::identify(bytes, &mut device);
+    nvme::health(bytes, &mut device);
+    scsi::fill_serial(bytes, &mut device);
+    scsi::fill_wwn(bytes, &mut device);
+    let _ = (scsi::uncorrected(bytes), scsi::parameter(bytes, 1));
+    assert!(network::permanent_address(bytes).is_none_or(|address| address.len() <= bytes.len()));
+    assert!(network::supported_speeds(bytes).is_sorted());
+    Ok(())
+}
+
+/// A machine each of whose files holds the same.
+fn machine_files(bytes: &[u8]) -> Result<(), String> {
+    let root = tempfile::tempdir().unwrap();
+    let put = |path: &str, content: &[u8]| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    };
+    for path in [
+        "proc/cpuinfo",
+        "proc/meminfo",
+        "proc/sys/kernel/hostname",
+        "proc/sys/kernel/osrelease",
+        "sys/block/nvme0n1/device/model",
+        "sys/block/nvme0n1/size",
+        "sys/block/nvme0n1/wwid",
+        "sys/block/sda/device/model",
+        "sys/block/sda/device/vendor",
+        "sys/block/sda/device/vpd_pg80",
+        "sys/block/sda/device/vpd_pg83",
+        "sys/block/sda/queue/logical_block_size",
+        "sys/class/dmi/id/product_serial",
+        "sys/class/dmi/id/sys_vendor",
+        "sys/class/net/eno1/address",
+        "sys/class/net/eno1/carrier",
+        "sys/class/net/eno1/speed",
+        "sys/devices/system/cpu/cpu0/topology/core_cpus_list",
+        "sys/devices/system/cpu/cpu0/topology/physical_package_id",
+        "sys/devices/system/memory/block_size_bytes",
+        "sys/devices/system/memory/memory0/state",
+        "sys/firmware/dmi/tables/DMI",
+    ] {
+        put(path, bytes);
+    }
+    put("sys/class/net/eno1/type", b"1\n");
+    put("sys/class/net/eno1/device/driver", b"");
+    std::os::unix::fs::symlink("../../../bus/scsi", root.path().join("sys/block/sda/device/subsystem"))
+        .unwrap();
+    let report = hardware::read(&Sources::under(root.path()));
+    assert!(report.encoded_len() <= REPORT_LIMIT, "no shepherd would take it");
+    assert_eq!((report.block_devices.len(), report.network_interfaces.len()), (2, 1));
+    let stored = summarise(&report, "incarnation");
+    assert_eq!(HardwareReport::decode(stored.report.as_slice()).as_ref(), Ok(&report));
+    Ok(())
+}
+
+/// A state directory each of whose files holds the same.
+fn state_files(bytes: &[u8]) -> Result<(), String> {
+    let directory = tempfile::tempdir().unwrap();
+    let names = [
+        "agent.json",
+        "enrolment.json",
+        "identity.pk8",
+        "last_heartbeat.json",
+        "learned.json",
+        "supervisor.json",
+    ];
+    for name in names {
+        std::fs::write(directory.path().join(name), bytes).unwrap();
+    }
+    let text = status::text(directory.path()).map_err(|error| error.to_string())?;
+    assert!(text.lines().count() >= 3, "{text}");
+    let state = StateDirectory::at(directory.path().to_owned());
+    let agent = state.agent().map(|process| process.is_some_and(|process| process.is_alive()));
+    let learned = state.learned(1).map(|learned| {
+        assert!(learned.is_none_or(|learned| !learned.settings.endpoints.is_empty()));
+        false
+    });
+    let enrolled = state.enrolment().map(|kept| {
+        assert!(kept.is_none_or(|kept| !kept.settings.endpoints.is_empty()));
+        false
+    });
+    let others = [state.last_heartbeat().map(|_| false), state.identity().map(|_| false)];
+    let outcomes = [agent, learned, enrolled].into_iter().chain(others);
+    // Nothing can be all of them at once.
+    let mut errors: Vec<_> = outcomes.filter_map(Result::err).map(|error| error.to_string()).collect();
+    if errors.len() < 5 { Ok(()) } else { Err(errors.swap_remove(bytes.len() % 5)) }
+}
+
+/// One way of spoiling an input.
+#[derive(Clone, Debug)]
+enum Change {
+    Flip(Index, u8),
+    Cut(Index),
+    Drop(Index, Index),
+    Insert(Index, Vec<u8>),
+    Overwrite(Index, &'static [u8]),
+    Repeat(Index, Index, usize),
+    Splice(Index, Index),
+    Replace(Vec<u8>),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    const NUMBERS: [&[u8]; 10] = [
+        &[0],
+        &[0xff],
+        &[0x7f],
+        &[0x80],
+        &[0xff, 0xff],
+        &[0xff, 0xff, 0xff, 0x7f],
+        &[0xff; 8],
+        &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
+        b"18446744073709551616",
+        b"\0\n\r\x1b[2J\xc3(",
+    ];
+    let at = any::<Index>;
+    prop_oneof![
+        4 => (at(), 1..=255_u8).prop_map(|(at, bits)| Change::Flip(at, bits)),
+        1 => at().prop_map(Change::Cut),
+        2 => (at(), at()).prop_map(|(from, length)| Change::Drop(from, length)),
+        2 => (at(), vec(any::<u8>(), 1..16)).prop_map(|(at, bytes)| Change::Insert(at, bytes)),
+        3 => (at(), proptest::sample::select(&NUMBERS[..])).prop_map(|(at, bytes)| Change::Overwrite(at, bytes)),
+        2 => (at(), at(), 1..100_000_usize).prop_map(|(from, length, times)| Change::Repeat(from, length, times)),
+        2 => (at(), at()).prop_map(|(other, at)| Change::Splice(other, at)),
+        1 => vec(any::<u8>(), 0..300).prop_map(Change::Replace),
+    ]
+}
+
+fn apply(change: &Change, bytes: &mut Vec<u8>, corpus: &[Vec<u8>]) {
+    let place = |at: &Index, bytes: &[u8]| at.index(bytes.len() + 1);
+    match change {
+        Change::Flip(at, bits) if !bytes.is_empty() => {
+            let at = at.index(bytes.len());
+            bytes[at] ^= bits;
+        }
+        Change::Flip(..) => {}
+        Change::Cut(at) => bytes.truncate(place(at, bytes)),
+        Change::Drop(from, length) => {
+            let from = place(from, bytes);
+            let end = from + place(length, &bytes[from..]);
+            bytes.drain(from..end);
+        }
+        Change::Insert(at, more) => {
+            let at = place(at, bytes);
+            bytes.splice(at..at, more.iter().copied());
+        }
+        Change::Overwrite(at, more) => {
+            let at = place(at, bytes);
+            let end = (at + more.len()).min(bytes.len());
+            bytes.splice(at..end, more.iter().copied());
+        }
+        Change::Repeat(from, length, times) => {
+            let from = place(from, bytes);
+            // Short pieces, mostly, because many of them fit.
+            let end = from + place(length, &bytes[from..]).min(1 + times % 64);
+            let times = (*times).min((LONGEST - bytes.len().min(LONGEST)) / (end - from).max(1));
+            let more = bytes[from..end.min(bytes.len())].repeat(times);
+            bytes.splice(from..from, more);
+        }
+        Change::Splice(other, at) => {
+            let other = &corpus[other.index(corpus.len())];
+            let at = place(at, bytes);
+            bytes.truncate(at);
+            bytes.extend_from_slice(&other[at.min(other.len())..]);
+        }
+        Change::Replace(other) => bytes.clone_from(other),
+    }
+    bytes.truncate(LONGEST);
+}
+
+/// What must hold of a decoder, whatever it is given.
+fn holds(decode: Decode, bytes: &[u8]) -> Result<(), TestCaseError> {
+    let began = Instant::now();
+    let (outcome, peak) = memory::peak_of(|| decode(bytes));
+    let took = began.elapsed();
+    prop_assert!(took < PATIENCE, "it took {took:?}");
+    prop_assert!(peak < MEMORY, "it held {peak} bytes for {} bytes", bytes.len());
+    if let Err(sentence) = outcome {
+        let odd = |c: char| c.is_control() && c != '\n';
+        prop_assert!(!sentence.trim().is_empty(), "the error says nothing");
+        prop_assert!(!sentence.contains(odd), "the error would change a person's terminal: {sentence:?}");
+        prop_assert!(sentence.chars().count() < 2000, "nobody reads so much: {sentence}");
+    }
+    Ok(())
+}
+
+fn corpus_directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus")
+}
+
+fn corpus(name: &str) -> Result<Vec<Vec<u8>>> {
+    let directory = corpus_directory().join(name);
+    let entries =
+        std::fs::read_dir(&directory).with_context(|| format!("{} is missing", directory.display()))?;
+    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    anyhow::ensure!(!paths.is_empty(), "{} is empty", directory.display());
+    paths.iter().map(|path| Ok(std::fs::read(path)?)).collect()
+}
+
+/// How long a decoder is tried.
+#[derive(Clone, Copy)]
+enum Effort {
+    Cases(u32),
+    Time(Duration),
+}
+
+/// An input that a decoder tripped over.
+#[derive(Debug)]
+struct Tripped {
+    bytes: Vec<u8>,
+    reason: String,
+}
+
+impl Tripped {
+    /// Keeps the input where a person finds it, and says so.
+    fn keep(&self, name: &str) -> String {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/fuzz");
+        let digest = ring::digest::digest(&ring::digest::SHA256, &self.bytes);
+        let path = directory.join(format!("{name}-{}", &hex::encode(digest)[..12]));
+        let written = std::fs::create_dir_all(&directory).and_then(|()| std::fs::write(&path, &self.bytes));
+        let kept = written.map_or_else(|error| error.to_string(), |()| path.display().to_string());
+        format!("{name} trips over {} bytes ({kept}): {}", self.bytes.len(), self.reason)
+    }
+}
+
+/// Tries one decoder; tells with how many inputs.
+fn fuzz(corpus: &[Vec<u8>], decode: Decode, effort: Effort) -> Result<u64, Tripped> {
+    for bytes in corpus {
+        let held = std::panic::catch_unwind(|| holds(decode, bytes));
+        let held = held.map_err(|_| "it panics".to_owned());
+        let held = held.and_then(|held| held.map_err(|error| error.to_string()));
+        held.map_err(|reason| Tripped { bytes: bytes.clone(), reason })?;
+    }
+    let spoilt = |(first, changes): &(Index, Vec<Change>)| {
+        let mut bytes = corpus[first.index(corpus.len())].clone();
+        for change in changes {
+            apply(change, &mut bytes, corpus);
+        }
+        bytes
+    };
+    let strategy = (any::<Index>(), vec(change(), 0..6));
+    let config =
+        |cases| Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
+    let began = Instant::now();
+    let mut tried = 0;
+    loop {
+        let mut runner = match effort {
+            Effort::Cases(cases) => {
+                TestRunner::new_with_rng(config(cases), TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+            }
+            Effort::Time(_) => TestRunner::new(config(500)),
+        };
+        match runner.run(&strategy, |input| holds(decode, &spoilt(&input))) {
+            Ok(()) => tried += u64::from(runner.config().cases),
+            Err(TestError::Fail(reason, input)) => {
+                return Err(Tripped { bytes: spoilt(&input), reason: reason.to_string() });
+            }
+            Err(TestError::Abort(reason)) => {
+                return Err(Tripped { bytes: Vec::new(), reason: reason.to_string() });
+            }
+        }
+        if !matches!(effort, Effort::Time(time) if began.elapsed() < time) {
+            return Ok(tried);
+        }
+    }
+}
+
+#[test]
+fn every_decoder_answers_odd_bytes_in_words() -> Result<()> {
+    let effort = match std::env::var("FUZZ_SECONDS") {
+        Ok(seconds) => {
+            Effort::Time(Duration::from_secs(seconds.parse().context("FUZZ_SECONDS is no number")?))
+        }
+        Err(_) => Effort::Cases(SHORT_FORM_CASES),
+    };
+    let only = std::env::var("FUZZ_DECODER").ok();
+    let chosen: Vec<_> =
+        DECODERS.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name)).collect();
+    anyhow::ensure!(!chosen.is_empty(), "FUZZ_DECODER names no decoder; there are {:?}", names());
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut failures = Vec::new();
+        while let Some((name, decode)) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match corpus(name).map(|corpus| fuzz(&corpus, *decode, effort)) {
+                Ok(Ok(tried)) => {
+                    if matches!(effort, Effort::Time(_)) {
+                        let _ = writeln!(std::io::stderr(), "{name:<22} {tried:>9} inputs");
+                    }
+                }
+                Ok(Err(tripped)) => failures.push(tripped.keep(name)),
+                Err(error) => failures.push(format!("{error:#}")),
+            }
+        }
+        failures
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let failures = std::thread::scope(|scope| {
+        let working: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        working.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    anyhow::ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    Ok(())
+}
+
+fn names() -> BTreeSet<String> {
+    DECODERS.iter().map(|(name, _)| (*name).to_owned()).collect()
+}
+
+#[test]
+fn every_decoder_has_a_corpus_and_every_corpus_a_decoder() -> Result<()> {
+    let entries = std::fs::read_dir(corpus_directory())?;
+    let found: BTreeSet<_> =
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<Result<_>>()?;
+    assert_eq!(found, names());
+    assert_eq!(names().len(), DECODERS.len(), "two have one name");
+    for (name, decode) in DECODERS {
+        let read = corpus(name)?.iter().filter(|bytes| decode(bytes).is_ok()).count();
+        assert!(read > 0, "{name} takes none of its corpus, so nothing behind its first check is tried");
+    }
+    Ok(())
+}
+
+/// The rules are worth something only if breaking them is seen.
+#[test]
+fn decoders_that_panic_hoard_or_say_nonsense_are_found() {
+    fn unless_long(bytes: &[u8], odd: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+        if bytes.len() > 40 { odd() } else { Ok(()) }
+    }
+    fn hoards() -> Result<(), String> {
+        drop(std::hint::black_box(vec![0_u8; 64 << 20]));
+        Ok(())
+    }
+    let broken: [(Decode, &str); 4] = [
+        (|bytes| unless_long(bytes, || unreachable!("too long")), "too long"),
+        (|bytes| unless_long(bytes, hoards), "it held"),
+        (|bytes| unless_long(bytes, || Err("\u{1b}[2J".to_owned())), "terminal"),
+        (|bytes| unless_long(bytes, || Err(" ".to_owned())), "says nothing"),
+    ];
+    for (decode, expected) in broken {
+        let found = fuzz(&[b"shepherd.example:8443".to_vec()], decode, Effort::Cases(500)).unwrap_err();
+        assert!(found.reason.contains(expected), "{found:?}");
+    }
+}

@@ -1,0 +1,80 @@
+//! What a hosting company's API answers, whatever was asked.
+//!
+//! An input is a line with the status, and then the body. Each question takes each answer: an API that
+//! mixes them up is one more thing that happens.
+
+use reqwest::StatusCode;
+use shepherd::model::ids::IntentId;
+use shepherd::providers::provider::{ErrorClass, ProviderMachine};
+use shepherd::providers::simulated_answers::{Refusal, found, list, looked_at, made, power_state, taken};
+use shepherd::providers::static_list::check_address;
+use uuid::Uuid;
+
+/// The machine that is asked for, and the intent, in the corpus.
+const ID: &str = "sim-0001";
+const INTENT: IntentId = IntentId(Uuid::from_u128(0x5a0c_2c4e_0000_4000_8000_0000_0000_0001));
+
+/// Asks everything; an error is one that no question got an answer by.
+pub(super) fn decode(bytes: &[u8]) -> Result<(), String> {
+    let (first, body) = match bytes.iter().position(|byte| *byte == b'\n') {
+        Some(end) => (&bytes[..end], &bytes[end + 1..]),
+        None => (&[][..], bytes),
+    };
+    let status = StatusCode::from_bytes(first).unwrap_or(StatusCode::OK);
+    let one = |machine: Option<ProviderMachine>| Vec::from_iter(machine);
+    let mut refusals = Vec::new();
+    let mut answers = 0;
+    let mut heard = |answer: Result<Vec<ProviderMachine>, Refusal>| match answer {
+        Ok(machines) => {
+            answers += 1;
+            machines.iter().for_each(fit);
+        }
+        Err(refusal) => refusals.push(refusal),
+    };
+    heard(list(status, body).inspect(|machines| {
+        let mut ids: Vec<_> = machines.iter().map(|machine| &machine.id).collect();
+        ids.sort();
+        assert!(ids.is_sorted_by(|a, b| a < b), "an id is listed twice");
+    }));
+    heard(looked_at(status, body, ID).map(|machine| {
+        assert!(machine.as_ref().is_none_or(|machine| machine.id == ID), "another machine is believed");
+        one(machine)
+    }));
+    for answer in [made(status, body, INTENT), found(status, body, INTENT)] {
+        heard(answer.map(|machine| {
+            assert!(machine.as_ref().is_none_or(|machine| machine.intent == Some(INTENT)), "another intent");
+            one(machine)
+        }));
+    }
+    heard(power_state(status, body).map(|state| {
+        assert!(state.is_none_or(|state| printable(state.as_str())), "the power cannot be shown");
+        Vec::new()
+    }));
+    heard(taken(status, body).map(|_| Vec::new()));
+    for refusal in &refusals {
+        // That a machine is gone is believed of a 404 with a sentence alone.
+        assert_ne!(refusal.class, ErrorClass::NotFound);
+        assert!(printable(&refusal.said), "{refusal:?}");
+        assert!(refusal.said.chars().count() < 1000, "nobody reads so much: {refusal:?}");
+    }
+    match refusals.pop() {
+        Some(refusal) if answers == 0 => Err(refusal.said),
+        _ => Ok(()),
+    }
+}
+
+/// A machine that can be stored, shown and called.
+fn fit(machine: &ProviderMachine) {
+    let ProviderMachine { id, usage, address, ssh_port, ssh_user, location, status, host_keys, intent: _ } =
+        machine;
+    let texts = [Some(id.as_str()), usage.reservation(), ssh_user.as_deref(), location.as_deref()];
+    let texts = texts.into_iter().flatten().chain([status.as_str()]);
+    let kinds = host_keys.iter().map(|key| key.algorithm.as_str());
+    assert!(texts.chain(kinds).all(printable), "{machine:?}");
+    assert!(address.as_deref().is_none_or(|address| check_address(address).is_ok()), "{machine:?}");
+    assert_ne!(*ssh_port, Some(0), "{machine:?}");
+}
+
+fn printable(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 8192 && !text.chars().any(char::is_control)
+}

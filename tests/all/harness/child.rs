@@ -1,0 +1,271 @@
+//! Programs that a test starts, and that end with the test process, however that ends.
+//!
+//! A test process that is killed outright runs no destructor, and what it started would run on: a
+//! shepherd against a database that is gone, a simulator on its ports. Each child therefore has a
+//! watcher, a small shell that holds the other end of a pipe from us and kills its child when the pipe
+//! ends, even one that is stopped. `bmdb/private_postgres.rs` says why a pipe and not the kernel's
+//! parent-death signal: that one fires when the *thread* that forked ends, and each test is a thread.
+//!
+//! What a program of ours detaches on purpose, as the role server does, is no child of anybody. It is
+//! found by a directory that is the test's alone: see [`Detached`].
+//!
+//! The child keeps the process id that [`Child::id`] tells, because the shell in front of it becomes
+//! the program. Its standard input is empty: what is piped to it is our hold on it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longest time that a program asked to stop may take.
+const PATIENCE: Duration = Duration::from_mins(5);
+const GUARDED: &str = include_str!("guarded.sh");
+const WATCHER: &str = include_str!("watcher.sh");
+const DETACHED: &str = include_str!("detached.sh");
+/// The name under which a watcher runs.
+const WATCHER_NAME: &str = "test-watcher";
+/// The name of what becomes the program once it has a watcher.
+const GUARDED_NAME: &str = "test-guarded";
+
+/// A program to be started with a watcher. Whoever starts it keeps its standard input for as long as it
+/// is to live; [`Command::output`] and [`Child::wait`] do not, and [`Program`] does.
+pub(crate) fn guarded(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.args(shell_arguments(program)).stdin(Stdio::piped());
+    command
+}
+
+/// The same as arguments of `/bin/sh`, for a command that is prepared otherwise; the program's own follow.
+pub(crate) fn shell_arguments(program: impl AsRef<OsStr>) -> Vec<OsString> {
+    let program = program.as_ref().to_owned();
+    vec!["-c".into(), code(GUARDED), GUARDED_NAME.into(), code(WATCHER), program]
+}
+
+/// A script as a process list should show it.
+fn code(script: &str) -> OsString {
+    let code = script.lines().filter(|line| !line.trim_start().starts_with('#'));
+    code.collect::<Vec<_>>().join("\n").into()
+}
+
+/// Whether a process is the watcher of another.
+pub(crate) fn is_watcher(pid: u32) -> bool {
+    command_line(pid).contains(&format!("\0{WATCHER_NAME}\0"))
+}
+
+/// Whether a guarded process is past the shell in front of it. In the middle of becoming another
+/// program, a process has no command line at all.
+fn has_become_the_program(pid: u32) -> bool {
+    let line = command_line(pid);
+    !line.is_empty() && !line.contains(&format!("\0{GUARDED_NAME}\0"))
+}
+
+fn command_line(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
+}
+
+/// Ends what names a directory of this test and is nobody's child, if the test process dies. A test that
+/// ends in order ends them itself.
+pub(crate) struct Detached {
+    watcher: Child,
+}
+
+impl Detached {
+    /// Watches over every process that gets this path as an argument.
+    pub(crate) fn naming(directory: &Path) -> Result<Self> {
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(code(DETACHED)).arg("test-detached").env("DIRECTORY", directory);
+        let watcher = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        Ok(Self { watcher })
+    }
+}
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        // Before its input ends: there is nothing for it to do any more.
+        let _ = self.watcher.kill();
+        let _ = self.watcher.wait();
+    }
+}
+
+/// A child of this test, killed when dropped.
+pub(crate) struct Program {
+    child: Child,
+    _hold: ChildStdin,
+}
+
+impl Program {
+    /// Starts what [`guarded`] made.
+    pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
+        let mut child = command.spawn()?;
+        // Taken, because waiting for a child closes the end that it still owns.
+        let hold = child.stdin.take().context("no hold on it: was it made by `guarded`?")?;
+        let mut program = Self { child, _hold: hold };
+        // A signal that stops the shell before it has made the watcher would leave it without one.
+        while program.ended()?.is_none() && !has_become_the_program(program.pid()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(program)
+    }
+
+    /// Starts it with a log of its errors.
+    pub(crate) fn spawn_logged(command: &mut Command, log: &Path) -> Result<Self> {
+        Self::spawn(command.stderr(File::create(log)?))
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it was given pipes for.
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), signal)?)
+    }
+
+    /// Kills it as a power cut does, and waits until it is gone.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Whether it has ended by itself, and how.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Asks it to stop, and waits for its exit.
+    pub(crate) async fn terminate(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            ensure!(Instant::now() < deadline, "it does not stop");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::{env, fs, thread};
+
+    use super::*;
+
+    const STAND_IN: &str = "SHEPHERD_TEST_STAND_IN";
+
+    /// When a process began; a process id alone may be another's by the time it is looked at.
+    fn began(pid: &str) -> Option<String> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        // Ended and not waited for is ended.
+        (fields.first() != Some(&"Z")).then(|| fields[19].to_owned())
+    }
+
+    fn until(what: &str, condition: impl Fn() -> bool) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !condition() {
+            ensure!(Instant::now() < deadline, "waited in vain until {what}");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn watcher_of(pid: u32) -> Option<String> {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+        let mut children = children.split_whitespace().map(str::to_owned);
+        children.find(|child| child.parse().is_ok_and(is_watcher))
+    }
+
+    #[test]
+    fn children_of_a_test_process_that_is_killed_end_with_it() -> Result<()> {
+        if env::var_os(STAND_IN).is_some() {
+            let running = Program::spawn(guarded("sleep").arg("600"))?;
+            let stopped = Program::spawn(guarded("sleep").arg("600"))?;
+            stopped.signal(Signal::STOP)?;
+            // Nobody's child, and known by its last argument.
+            let directory = env::temp_dir().join("machine");
+            let _watched = Detached::naming(&directory)?;
+            let detach = "setsid tail -f /dev/null \"$1\" </dev/null >/dev/null 2>&1 & echo $!";
+            let detached = Command::new("/bin/sh").args(["-c", detach, "sh"]).arg(&directory).output()?;
+            let detached = String::from_utf8(detached.stdout)?;
+            let place = crate::harness::program::Place::new()?;
+            let state = place.path("fleet.json");
+            let mut simulator = place.program(["simulator", "--state"]);
+            let mut simulator = Program::spawn(simulator.arg(state))?;
+            let mut line = String::new();
+            let said = simulator.child().stdout.take().context("its output is piped")?;
+            BufReader::new(said).read_line(&mut line)?;
+            writeln!(
+                std::io::stdout(),
+                "\nstarted {} {} {} {detached}",
+                running.pid(),
+                stopped.pid(),
+                simulator.pid()
+            )?;
+            // Until we are killed. The place stays: nobody is left to remove it, and it is small.
+            loop {
+                thread::park();
+            }
+        }
+        let name = concat!(module_path!(), "::children_of_a_test_process_that_is_killed_end_with_it");
+        let name = name.split_once("::").context("a path begins with the crate")?.1;
+        let directory = tempfile::tempdir()?;
+        let mut stand_in = guarded(env::current_exe()?);
+        stand_in.args(["--exact", name, "--nocapture"]).env(STAND_IN, "yes").env("TMPDIR", directory.path());
+        let mut stand_in = Program::spawn(stand_in.stdout(Stdio::piped()))?;
+        let said = BufReader::new(stand_in.child().stdout.take().context("its output is piped")?);
+        let mut started = None;
+        for line in said.lines() {
+            if let Some(pids) = line?.strip_prefix("started ") {
+                started = Some(pids.to_owned());
+                break;
+            }
+        }
+        let started = started.context("the stand-in started nothing")?;
+        let born: Vec<(&str, Option<String>)> =
+            started.split_whitespace().map(|pid| (pid, began(pid))).collect();
+        ensure!(born.len() == 4 && born.iter().all(|(_, began)| began.is_some()), "{born:?}");
+
+        stand_in.kill()?;
+        until("all four have ended", || born.iter().all(|(pid, born)| began(pid) != *born))
+    }
+
+    #[test]
+    fn a_guarded_program_is_the_child_itself_and_its_watcher_goes_with_it() -> Result<()> {
+        let mut command = guarded("/bin/sh");
+        let script = "echo $$ \"$1\"; read -r line; echo \"read $?\"; exit 7";
+        let command = command.args(["-c", script, "sh", "a b"]).stdout(Stdio::piped());
+        let mut program = Program::spawn(command)?;
+        let said = std::io::read_to_string(program.child().stdout.take().context("its output is piped")?)?;
+        assert_eq!(said, format!("{} a b\nread 1\n", program.pid()), "its own id, argument and empty input");
+        assert_eq!(program.child().wait()?.code(), Some(7));
+
+        let program = Program::spawn(guarded("sleep").arg("600"))?;
+        until("it is watched", || watcher_of(program.pid()).is_some())?;
+        let watcher = watcher_of(program.pid()).context("no watcher")?;
+        let born = began(&watcher);
+        drop(program);
+        until("the watcher has ended", || began(&watcher) != born)
+    }
+}

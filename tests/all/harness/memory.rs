@@ -1,0 +1,69 @@
+//! How much memory something takes.
+//!
+//! The allocator of the test program counts what each thread has and had at most. That is how a test
+//! sees that a few bytes from outside cannot be made into many.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+struct Metered;
+
+#[global_allocator]
+static METERED: Metered = Metered;
+
+thread_local! {
+    // Without destructors, so that they can be used while a thread ends.
+    static NOW: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
+
+fn count(bytes: isize) {
+    let now = NOW.get().wrapping_add(bytes);
+    NOW.set(now);
+    PEAK.set(PEAK.get().max(now));
+}
+
+// SAFETY: every call is handed on to the system's allocator as it came; counting allocates nothing.
+unsafe impl GlobalAlloc for Metered {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size().cast_signed());
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size().cast_signed());
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-layout.size().cast_signed());
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size.cast_signed() - layout.size().cast_signed());
+        // SAFETY: as the caller promised.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+/// What `work` returns, and the most bytes that it held on this thread at one time.
+pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = NOW.get();
+    PEAK.set(before);
+    let result = work();
+    (result, PEAK.get().wrapping_sub(before).max(0).cast_unsigned())
+}
+
+#[test]
+fn what_was_held_at_one_time_is_counted_and_no_more() {
+    let ((), peak) = peak_of(|| {
+        for _ in 0..100 {
+            drop(std::hint::black_box(vec![0_u8; 1 << 20]));
+        }
+    });
+    assert!((1 << 20..2 << 20).contains(&peak), "{peak}");
+}

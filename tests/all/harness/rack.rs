@@ -1,0 +1,178 @@
+//! A rack of real OpenSSH servers, which real shepherds take over with the real role server.
+//!
+//! Every server is a machine of a device list, with a home and an agent of its own. The agents are real
+//! processes that outlive the sessions that started them; they end with the rack.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use shepherd::roleserver::state_directory::StateDirectory;
+use tempfile::TempDir;
+
+use crate::harness::child::{Detached, Program};
+use crate::harness::fleet::{Fleet, PATIENCE};
+use crate::sshd::{Setup, Sshd};
+
+/// One machine: a server, and the state of its agent.
+struct Machine {
+    id: &'static str,
+    sshd: Sshd,
+    state: PathBuf,
+    _detached: Detached,
+    /// Where the list says that it is, when not at its server.
+    port: Option<u16>,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Unreadable is as good as absent: nobody runs that could be found.
+        let state = StateDirectory::at(self.state.clone());
+        // The supervisor first, or it would start the agent again.
+        for process in [state.supervisor(), state.agent()].into_iter().flatten().flatten() {
+            let _stopped = process.stop(Duration::from_secs(10));
+        }
+    }
+}
+
+/// The rack, its list, and a BMDB.
+pub(crate) struct Rack {
+    machines: Vec<Machine>,
+    pub(crate) fleet: Fleet,
+    directory: TempDir,
+}
+
+impl Rack {
+    /// An empty rack.
+    pub(crate) async fn new(test_name: &str) -> Result<Self> {
+        let fleet = Fleet::start(test_name, &["--machines", "0"]).await?;
+        let directory = tempfile::Builder::new().prefix("shepherd-rack-").tempdir()?;
+        Ok(Self { machines: Vec::new(), fleet, directory })
+    }
+
+    /// Adds a machine, whose agent is kept alive by a process of its own.
+    pub(crate) fn add(&mut self, id: &'static str, setup: Setup) -> Result<()> {
+        let state = self.directory.path().join(id);
+        let environment = format!(
+            "ROLESERVER_STATE_DIR={} ROLESERVER_SUPERVISION=detached {}",
+            state.display(),
+            setup.environment
+        );
+        let setup = Setup { environment, ..setup };
+        let sshd = match self.machines.first() {
+            Some(first) => first.sshd.beside(&setup)?,
+            None => Sshd::start(&setup)?,
+        };
+        let detached = Detached::naming(&state)?;
+        self.machines.push(Machine { id, sshd, state, _detached: detached, port: None });
+        Ok(())
+    }
+
+    /// Its server.
+    pub(crate) fn sshd(&self, id: &str) -> Result<&Sshd> {
+        let machine = self.machines.iter().find(|machine| machine.id == id);
+        Ok(&machine.with_context(|| format!("there is no {id}"))?.sshd)
+    }
+
+    /// Puts a line before it: the list says the line's port.
+    pub(crate) fn behind(&mut self, id: &str, port: u16) {
+        for machine in self.machines.iter_mut().filter(|machine| machine.id == id) {
+            machine.port = Some(port);
+        }
+    }
+
+    /// Ends its agent and what keeps that alive, as a power cut would.
+    pub(crate) fn silence(&self, id: &str) -> Result<()> {
+        let machine = self.machines.iter().find(|machine| machine.id == id).context("no such machine")?;
+        let state = StateDirectory::at(machine.state.clone());
+        for process in [state.supervisor()?, state.agent()?].into_iter().flatten() {
+            process.stop(Duration::ZERO)?;
+        }
+        Ok(())
+    }
+
+    /// The role server without its debugging information: what is uploaded should be about as large as
+    /// what operators upload.
+    pub(crate) fn agent(&self) -> Result<PathBuf> {
+        let path = self.directory.path().join("roleserver");
+        if !path.exists() {
+            let mut strip = Command::new("strip");
+            strip.args(["-s", "-o"]).arg(&path).arg(env!("CARGO_BIN_EXE_roleserver"));
+            ensure!(strip.status().context("starting strip")?.success(), "strip failed");
+        }
+        Ok(path)
+    }
+
+    /// Starts a shepherd for all that were added, which listens at `endpoint`.
+    pub(crate) fn shepherd(&self, name: &str, endpoint: &str, flags: &[&str]) -> Result<Program> {
+        let list = self.directory.path().join("devices.json");
+        let devices = self.machines.iter().map(|machine| {
+            let target = machine.sshd.target()?;
+            let port = machine.port.unwrap_or(target.port);
+            // They are all this host: nobody shall reboot it.
+            let reboot = ["true"];
+            let id = machine.id;
+            Ok(json!({
+                "ID": id, "Addr": target.host, "Port": port, "User": target.user, "RebootCommand": reboot,
+            }))
+        });
+        std::fs::write(&list, serde_json::to_vec(&devices.collect::<Result<Vec<_>>>()?)?)?;
+        let first = self.machines.first().context("an empty rack")?;
+        let key = format!("--ssh_key_path={}", first.sshd.directory().join("client_key").display());
+        let agent = format!("--agent_executable_path={}", self.agent()?.display());
+        let flags = [&[key.as_str(), agent.as_str()], flags].concat();
+        self.fleet.shepherd_of_list(name, &[endpoint.to_owned()], &list, &flags)
+    }
+
+    /// What `shepherdctl why` says of a machine.
+    pub(crate) fn why(&self, id: &str) -> Result<Value> {
+        Ok(serde_json::from_str(&self.shepherdctl(&["why", &format!("sim/{id}"), "-o", "json"])?)?)
+    }
+
+    /// What `shepherdctl` answers.
+    pub(crate) fn shepherdctl(&self, arguments: &[&str]) -> Result<String> {
+        let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
+            .args(arguments)
+            .env_clear()
+            .env("USER", "kim")
+            .env("SHEPHERD_BMDB_URL", &self.fleet.bmdb_url)
+            .env("SHEPHERD_BMDB_DIALECT", self.fleet.database.mode().dialect().as_str())
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Waits until `why` says of a machine that it is in this phase, and all of these words.
+    pub(crate) async fn until_why(&self, id: &str, phase: &str, words: &[&str]) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            // Until the first pass of the provisioner nobody knows it.
+            let said = self.why(id);
+            if let Ok(why) = &said {
+                let text = why.to_string();
+                // As JSON writes them.
+                let there = |word: &&str| text.contains(json!(word).to_string().trim_matches('"'));
+                if why["phase"] == phase && words.iter().all(there) {
+                    return Ok(());
+                }
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "{id} is not {phase} with {words:?}; why says {said:#?}\n{}",
+                self.fleet.explain().await?
+            );
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Where a machine's server is, as sentences write it.
+    pub(crate) fn address(&self, id: &str) -> Result<String> {
+        let machine = self.machines.iter().find(|machine| machine.id == id).context("no such machine")?;
+        let mut target = machine.sshd.target()?;
+        target.port = machine.port.unwrap_or(target.port);
+        Ok(target.address())
+    }
+}

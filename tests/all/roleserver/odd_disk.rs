@@ -1,0 +1,75 @@
+//! A state directory on a disk that went bad, for one agent alone.
+//!
+//! The agent gets mounts of its own, so that nothing outside sees the odd disk and it ends with the
+//! agent. The test looks into them by `/proc/PID/root`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Result;
+
+/// Takes all of the room that is left on the disk.
+const FILLER: &str = "filler";
+
+/// An agent on its odd disk; ends when this is dropped.
+pub(super) struct OddDisk {
+    agent: Child,
+    state: PathBuf,
+}
+
+impl OddDisk {
+    /// Runs an agent whose state directory and log are on a disk without a free byte.
+    pub(super) fn full(state: &Path, agent: &Command) -> Result<Self> {
+        let script = "
+            mount -t tmpfs -o size=256k tmpfs /mnt
+            cp -a \"$state/.\" /mnt
+            : >/mnt/agent.log
+            cat /dev/zero >/mnt/filler 2>/dev/null || :
+            mount --move /mnt \"$state\"
+            exec \"$@\" >>\"$state/agent.log\" 2>&1";
+        Self::start(state, agent, script)
+    }
+
+    /// Runs an agent whose state directory can only be read.
+    pub(super) fn read_only(state: &Path, agent: &Command) -> Result<Self> {
+        let script = "
+            mount --bind \"$state\" \"$state\"
+            mount -o remount,bind,ro \"$state\"
+            exec \"$@\"";
+        Self::start(state, agent, script)
+    }
+
+    fn start(state: &Path, agent: &Command, script: &str) -> Result<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private"]);
+        if !rustix::process::geteuid().is_root() {
+            command.arg("--map-root-user");
+        }
+        command.args(["sh", "-euc", script, "sh"]).arg(agent.get_program()).args(agent.get_args());
+        command.env("state", state).env("ROLESERVER_LOG", "debug").stdin(Stdio::null()).stderr(Stdio::null());
+        Ok(Self { agent: command.spawn()?, state: state.to_owned() })
+    }
+
+    /// The agent's pid.
+    pub(super) fn pid(&self) -> i32 {
+        i32::try_from(self.agent.id()).unwrap_or(i32::MAX)
+    }
+
+    /// The state directory as the agent sees it.
+    pub(super) fn path(&self) -> PathBuf {
+        let inside = self.state.strip_prefix("/").unwrap_or(&self.state);
+        Path::new("/proc").join(self.agent.id().to_string()).join("root").join(inside)
+    }
+
+    /// Gives the full disk room again.
+    pub(super) fn make_room(&self) -> Result<()> {
+        Ok(std::fs::remove_file(self.path().join(FILLER))?)
+    }
+}
+
+impl Drop for OddDisk {
+    fn drop(&mut self) {
+        let _ = self.agent.kill();
+        let _ = self.agent.wait();
+    }
+}

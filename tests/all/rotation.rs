@@ -1,0 +1,165 @@
+//! A certificate from files that is renewed while agents call: nobody is cut off, not even when the
+//! pair signed itself and so is its own authority.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result};
+use shepherd::model::time::Span;
+use shepherd::proto::hardware::v1::HardwareReport;
+use shepherd::roleserver::agent::{Agent, Event};
+use shepherd::roleserver::clock::HostClock;
+use shepherd::roleserver::connection::{client_config, connect};
+use shepherd::roleserver::enrolment::Settings;
+use shepherd::server::certificate::{CertificateSource, RenewalClock};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::harness::callback::{Listener, TestAgent, say, settings, until, untold};
+use crate::harness::postgres::TestDatabase;
+
+const AGENTS: usize = 6;
+
+/// Writes a pair that signed itself; returns its certificate.
+fn write_pair(directory: &Path) -> Result<Vec<u8>> {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
+    std::fs::write(directory.join("certificate.pem"), made.cert.pem())?;
+    std::fs::write(directory.join("key.pem"), made.signing_key.serialize_pem())?;
+    Ok(made.cert.der().to_vec())
+}
+
+/// What one agent went through.
+#[derive(Default)]
+struct Seen {
+    trusts: Vec<Vec<u8>>,
+    /// Whether what it trusts has worked.
+    proven: bool,
+    delivered: usize,
+    failed: Vec<String>,
+}
+
+impl Seen {
+    fn hear(&mut self, event: &Event) {
+        match event {
+            Event::Delivered { .. } => self.delivered += 1,
+            Event::Failed { error, .. } => self.failed.push(error.clone()),
+            Event::Settings { settings, fallback } => {
+                self.trusts.clone_from(&settings.ca_certificates);
+                self.proven = fallback.is_none();
+            }
+            Event::SettingsWork => self.proven = true,
+            Event::SettingsRefused { reason } => self.failed.push(reason.clone()),
+            Event::Time { .. } => {}
+        }
+    }
+}
+
+/// A clock whose looks come one by one, each when the test says so.
+fn looks() -> (mpsc::Sender<()>, RenewalClock) {
+    let (permit, permits) = mpsc::channel();
+    let permits = Mutex::new(permits);
+    let now = move || {
+        // Whoever waits here when the test ends goes on.
+        if let Ok(permits) = permits.lock() {
+            let _ = permits.recv();
+        }
+        SystemTime::now()
+    };
+    (permit, RenewalClock { look_again: Duration::from_millis(50), now: Arc::new(now) })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off() -> Result<()> {
+    let database = TestDatabase::create("rotation").await?;
+    let directory = tempfile::tempdir()?;
+    let first = write_pair(directory.path())?;
+    let (look, renewal) = looks();
+    look.send(())?;
+    let mut settings = settings(directory.path())?;
+    settings.renewal = renewal;
+    settings.certificate = CertificateSource::Files {
+        certificate: directory.path().join("certificate.pem"),
+        key: directory.path().join("key.pem"),
+        authority: None,
+    };
+    let listener = Listener::start(&database, settings).await?;
+    listener.bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;
+    listener.bmdb.read_policy().await?;
+    let pool = database.pool().await?;
+
+    let stop = CancellationToken::new();
+    let (mut agents, mut seen) = (Vec::new(), Vec::new());
+    for _ in 0..AGENTS {
+        let agent = TestAgent::new(&pool, &listener.bmdb).await?;
+        let own = Arc::new(Mutex::new(Seen { trusts: vec![first.clone()], proven: true, ..Seen::default() }));
+        seen.push(own.clone());
+        let real = Agent {
+            machine_id: agent.machine,
+            identity: agent.identity.clone(),
+            settings: Settings::new(&listener.server.endpoints, std::slice::from_ref(&first), 1)
+                .map_err(anyhow::Error::msg)?,
+            fallback: None,
+            access_fence: 1,
+            incarnation: Uuid::new_v4(),
+            agent_version: "test".to_owned(),
+            clock: Arc::new(HostClock::read()?),
+            time: untold()?,
+            hardware: Arc::new(HardwareReport::default),
+            observer: Arc::new(move |event| {
+                if let Ok(mut seen) = own.lock() {
+                    seen.hear(event);
+                }
+            }),
+        };
+        agents.push(tokio::spawn(real.run(stop.clone())));
+    }
+    let all =
+        |holds: &dyn Fn(&Seen) -> bool| seen.iter().all(|seen| seen.lock().is_ok_and(|seen| holds(&seen)));
+    until("every agent calls", async || Ok(all(&|seen| seen.delivered > 0))).await?;
+
+    let second = write_pair(directory.path())?;
+    look.send(())?;
+    let both = [second.clone(), first.clone()];
+    until("every agent trusts both", async || Ok(all(&|seen| seen.trusts == both && seen.proven))).await?;
+
+    // A newcomer that knows the old one alone is let in still: nothing else is shown yet.
+    let newcomer = TestAgent::new(&pool, &listener.bmdb).await?;
+    let endpoint = listener.server.endpoints.first().context("no endpoint")?;
+    let knows = async |authority: &Vec<u8>, seq| -> Result<()> {
+        let config = client_config(&newcomer.identity, std::slice::from_ref(authority), &untold()?)?;
+        let mut client = connect(endpoint, config).await?;
+        say(&mut client, newcomer.heartbeat(seq)).await?;
+        Ok(())
+    };
+    knows(&first, 1).await?;
+    assert!(knows(&second, 2).await.is_err(), "it is shown before agents were told");
+
+    look.send(())?;
+    until("the new one is shown", async || Ok(knows(&second, 3).await.is_ok())).await?;
+    assert!(knows(&first, 4).await.is_err());
+
+    look.send(())?;
+    let second_alone = [second.clone()];
+    until("every agent trusts the new one alone", async || {
+        Ok(all(&|seen| seen.trusts == second_alone && seen.proven))
+    })
+    .await?;
+    let delivered: Vec<usize> = seen.iter().filter_map(|seen| Some(seen.lock().ok()?.delivered)).collect();
+    until("every agent calls on", async || {
+        Ok(seen
+            .iter()
+            .zip(&delivered)
+            .all(|(seen, before)| seen.lock().is_ok_and(|seen| seen.delivered > before + 1)))
+    })
+    .await?;
+    stop.cancel();
+    for agent in agents {
+        agent.await?;
+    }
+    let failed: Vec<String> =
+        seen.iter().filter_map(|seen| Some(seen.lock().ok()?.failed.clone())).flatten().collect();
+    assert_eq!(failed, Vec::<String>::new(), "no heartbeat was lost over it");
+    drop(look);
+    listener.stop().await
+}

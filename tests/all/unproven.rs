@@ -1,0 +1,120 @@
+//! Strangers at the callback server: who has shaken hands with a key of his own making and says no
+//! heartbeat of an agent. Real TLS clients, made as the role server makes them.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustls::pki_types::ServerName;
+use shepherd::roleserver::connection::client_config;
+use shepherd::roleserver::identity::Identity;
+use shepherd::server::callback_server::CallbackServer;
+use shepherd::server::unproven::Patience;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tonic::Code;
+
+use crate::harness::callback::{Listener, TestAgent, say, settings, until, untold};
+use crate::harness::postgres::TestDatabase;
+
+const LONG: Duration = Duration::from_hours(1);
+
+/// What the start of an HTTP/2 connection looks like, after which nothing follows.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// Shakes hands with a key that nobody knows.
+async fn stranger(server: &CallbackServer) -> Result<TlsStream<TcpStream>> {
+    let config = client_config(&Identity::generate()?, &server.ca_certificates(), &untold()?)?;
+    let stream = TcpStream::connect(server.local_addr).await?;
+    let name = ServerName::from(server.local_addr.ip());
+    Ok(tokio_rustls::TlsConnector::from(config).connect(name, stream).await?)
+}
+
+/// Reads until the server ends the connection.
+async fn end_of(mut stream: TlsStream<TcpStream>) -> Result<()> {
+    let reading = async {
+        let mut said = [0; 1024];
+        while stream.read(&mut said).await.is_ok_and(|read| read > 0) {}
+    };
+    tokio::time::timeout(Duration::from_mins(5), reading).await.context("the connection never ended")
+}
+
+#[tokio::test]
+async fn connections_that_say_no_agent_s_heartbeat_end_and_an_agent_s_stays() -> Result<()> {
+    let database = TestDatabase::create("unproven").await?;
+    let directory = tempfile::tempdir()?;
+    let mut settings = settings(directory.path())?;
+    settings.limits.patience = Patience { first_heartbeat: Duration::from_secs(5), excused: LONG };
+    let listener = Listener::start(&database, settings).await?;
+    let pool = database.pool().await?;
+
+    let agent = TestAgent::new(&pool, &listener.bmdb).await?;
+    let mut client = agent.connect(&listener.server).await?;
+    say(&mut client, agent.heartbeat(1)).await?;
+    until("the agent is proven", async || Ok(listener.counted("shepherd_agent_connections_unproven")? == 0))
+        .await?;
+
+    let silent = stranger(&listener.server).await?;
+    let mut begun = stranger(&listener.server).await?;
+    begun.write_all(PREFACE).await?;
+    begun.flush().await?;
+    // One that says a heartbeat, of a machine that has another agent.
+    let impostor = TestAgent {
+        machine: agent.machine,
+        identity: Identity::generate()?.into(),
+        boot_id: agent.boot_id.clone(),
+        incarnation: agent.incarnation.clone(),
+    };
+    let mut impostor_client = impostor.connect(&listener.server).await?;
+    let refused = say(&mut impostor_client, impostor.heartbeat(9)).await;
+    assert_eq!(refused.err().context("it was let in")?.code(), Code::Unauthenticated);
+
+    end_of(silent).await?;
+    end_of(begun).await?;
+    let closed = "shepherd_agent_connections_closed_total{reason=\"no-heartbeat\"}";
+    until("all three are counted", async || Ok(listener.counted(closed)? == 3)).await?;
+    until("only the agent is left", async || Ok(listener.counted("shepherd_agent_connections")? == 1))
+        .await?;
+    say(&mut client, agent.heartbeat(2)).await?;
+    assert_eq!(listener.counted("shepherd_agent_connections")?, 1, "no second connection was needed");
+    assert_eq!(listener.counted(closed)?, 3);
+    listener.stop().await
+}
+
+#[tokio::test]
+async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> Result<()> {
+    let database = TestDatabase::create("unproven_many").await?;
+    let directory = tempfile::tempdir()?;
+    let mut settings = settings(directory.path())?;
+    settings.limits.patience = Patience { first_heartbeat: LONG, excused: LONG };
+    settings.limits.unproven.per_source = 3;
+    let listener = Listener::start(&database, settings).await?;
+    let pool = database.pool().await?;
+    let gave_way = "shepherd_agent_connections_closed_total{reason=\"gave-way\"}";
+
+    let mut strangers = Vec::new();
+    for open in 1..=3 {
+        strangers.push(stranger(&listener.server).await?);
+        until("it is counted", async || Ok(listener.counted("shepherd_agent_connections_unproven")? == open))
+            .await?;
+    }
+    let agent = TestAgent::new(&pool, &listener.bmdb).await?;
+    let mut client = agent.connect(&listener.server).await?;
+    say(&mut client, agent.heartbeat(1)).await?;
+    end_of(strangers.remove(0)).await?;
+    until("it is counted", async || Ok(listener.counted(gave_way)? == 1)).await?;
+
+    until("the agent is proven", async || Ok(listener.counted("shepherd_agent_connections_unproven")? == 2))
+        .await?;
+    for _ in 0..3 {
+        strangers.push(stranger(&listener.server).await?);
+    }
+    until("three more had to go", async || Ok(listener.counted(gave_way)? >= 3)).await?;
+    say(&mut client, agent.heartbeat(2)).await?;
+    assert_eq!(
+        listener.counted("shepherd_agent_connections_unproven")?,
+        3,
+        "the agent is no stranger any more, and gives way to none"
+    );
+    listener.stop().await
+}
