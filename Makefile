@@ -1,7 +1,7 @@
 # The front door. Each target is a few lines; what needs thought is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fmt roleserver sqlx-data e2e e2e-ssh
+.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver sqlx-data readme e2e e2e-ssh e2e-hardware-report
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -12,11 +12,20 @@ demo: ## watch a simulated fleet become healthy (ARGS='--machines 50 --faults mi
 test: ## run every test; SHEPHERD_TEST_MODE=skip-locked|waiting|serializable for one database mode only
 	@tools/test
 
+fuzz: ## odd bytes for every decoder that faces outside (FUZZ_SECONDS=60 each, FUZZ_DECODER=name for one)
+	@tools/fuzz
+
 lint: ## format, lints, features alone, recorded statements, dependencies, licences, scripts
 	@tools/lint
 
 fmt: ## format the code
 	cargo fmt
+
+bench: ## measure the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full' or '--memory')
+	@tools/bench $(ARGS)
+
+bench-compare: ## measure graphile-worker and pg-boss beside it, which npm installs (ARGS='--quick')
+	@tools/bench --compare $(ARGS)
 
 roleserver: ## build the static program for machines
 	@tools/roleserver
@@ -24,7 +33,20 @@ roleserver: ## build the static program for machines
 sqlx-data: ## record what the database says about every statement into .sqlx
 	@tools/sqlx-data
 
-e2e: e2e-ssh ## run every end-to-end test
+readme: ## follow the README to the letter on a fresh clone (ARGS='--mode skip-locked --only "make demo"')
+	@tools/readme-check $(ARGS)
+
+fire: ## throw at it what its first years will, in the long form
+	@tools/fire
+
+faults: ## break the engine on purpose, and see each fault turn its test red (ARGS='NAME' for one)
+	@tools/faults $(ARGS)
+
+e2e: e2e-ssh e2e-hardware-report ## run every end-to-end test
 
 e2e-ssh: roleserver ## take over real OpenSSH servers with the static role server
 	tests/e2e_ssh/run
+
+e2e-hardware-report: roleserver ## machines whose hardware is known, Debian with systemd, and an empty root (QEMU)
+	tests/e2e_hardware_report/run
+	tests/e2e_hardware_report/takeover

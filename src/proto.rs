@@ -1,8 +1,11 @@
 //! Generated gRPC contracts, one module per package of `proto/`.
 //!
-//! Open to every room; nothing here is written by hand.
+//! Open to every room. Only [`codec`] is written by hand.
 
-#![allow(
+pub mod codec;
+
+/// `shepherd.agent.v1`: enrolment and callback.
+#[allow(
     missing_docs,
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -10,8 +13,6 @@
     unreachable_pub,
     reason = "generated; the documentation stands in the .proto files"
 )]
-
-/// `shepherd.agent.v1`: enrolment and callback.
 pub mod agent {
     /// First version.
     pub mod v1 {
@@ -20,6 +21,14 @@ pub mod agent {
 }
 
 /// `shepherd.hardware.v1`: what a machine is made of.
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::pedantic,
+    unreachable_pub,
+    reason = "generated; the documentation stands in the .proto files"
+)]
 pub mod hardware {
     /// First version.
     pub mod v1 {

@@ -1,0 +1,139 @@
+//! Work itself: claimed, finished with a fact, and scheduled anew, as a loop does it.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use shepherd::bmdb::change::{FactChange, ProviderDetails};
+use shepherd::bmdb::claim::{Claimed, Claimer};
+use shepherd::bmdb::session::Session;
+use shepherd::model::process::Process;
+use shepherd::model::provider_status::ProviderStatus;
+use tokio::task::JoinSet;
+
+use crate::Plan;
+use crate::fleet::Fleet;
+use crate::report::{Report, Target, progress};
+use crate::server::{CLIENTS, Server, own_processor_seconds};
+
+/// Why cycles cost what they do, and what was done about it.
+const TRIED: &str = "A cycle was 13 statements and is 7 (claim; then begin, lock session and machine, change the fact, \
+    read all facts, write schedule, lease, work and history in one, commit). The facts of one machine are read by a \
+    statement of its own, which the server plans once: as part of a page it was planned for every finish, which took \
+    some six times as long as running it. Waits and backoffs are cleared only where reading found some. A connection that \
+    is given back is tested once, not twice. Not joined further: reading must be a statement of its own (what waited for a \
+    lock sees its row new and every other table old), and the client library sends begin and commit by themselves. \
+    Finishing several machines in one transaction would bring larger k nearer; it would let one machine wait for \
+    another, and was not done.";
+
+/// What a run of cycles came to.
+pub(crate) struct Run {
+    /// Cycles a second.
+    pub(crate) rate: f64,
+    /// Statements of each.
+    statements: f64,
+    /// Processor time of each, in milliseconds: ours, and the server's.
+    ours: f64,
+    theirs: f64,
+}
+
+/// For how many machines a client claims at once, and the share of plain commits that is promised.
+const HELD: [(usize, Target); 3] =
+    [(1, Target::AtLeast(0.18)), (10, Target::AtLeast(0.6)), (100, Target::None)];
+
+pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report: &mut Report) -> Result<()> {
+    report.section(
+        "Cycles of work against plain commits",
+        "Eight clients. A cycle is a claim of one machine and its finish: its provider was asked about it, so \
+         its facts change and it is scheduled anew. With k workers a client claims for k at once and finishes \
+         one after the other. Plain commits are pgbench's, of two inserts, by as many clients, in turns with \
+         the cycles. Clients and server share this host's processors.",
+    )?;
+    let mut floors = Vec::new();
+    let mut runs: Vec<Vec<Run>> = HELD.iter().map(|_| Vec::new()).collect();
+    for repetition in 1..=plan.repetitions {
+        progress(&format!("cycles, {repetition} of {}", plan.repetitions))?;
+        floors.push(server.floor(plan.floor).await?);
+        for ((k, _), runs) in HELD.iter().zip(&mut runs) {
+            // Longer where a cycle is shorter.
+            let machines = if *k == 1 { plan.cycles } else { plan.cycles * 2 };
+            runs.push(cycles(server, fleet, *k, machines.min(fleet.of_first_provider())).await?);
+        }
+    }
+    report.add("plain commits", "/s", &floors, Target::None)?;
+    for ((k, target), runs) in HELD.iter().zip(&runs) {
+        let of = |value: fn(&Run) -> f64| runs.iter().map(value).collect::<Vec<f64>>();
+        let rates = of(|run| run.rate);
+        report.add(format!("cycles, k = {k}"), "/s", &rates, Target::None)?;
+        let ratios: Vec<f64> = rates.iter().zip(&floors).map(|(rate, floor)| rate / floor).collect();
+        report.add(format!("cycles, k = {k}, against plain commits"), "×", &ratios, *target)?;
+        report.tried(TRIED)?;
+        report.add(format!("statements of a cycle, k = {k}"), "", &of(|run| run.statements), Target::None)?;
+        let name = format!("processor time of a cycle, k = {k}, ours");
+        report.add(name, "ms", &of(|run| run.ours), Target::None)?;
+        let name = format!("processor time of a cycle, k = {k}, PostgreSQL's");
+        report.add(name, "ms", &of(|run| run.theirs), Target::None)?;
+    }
+    Ok(())
+}
+
+/// Claims and finishes so many machines once each.
+pub(crate) async fn cycles(server: &Server, fleet: &Fleet, k: usize, machines: u32) -> Result<Run> {
+    fleet.make_due_for_update(machines).await?;
+    let mut sessions = Vec::new();
+    for _ in 0..CLIENTS {
+        sessions.push(fleet.sessions(k).await?);
+    }
+    let before = fleet.statements().await?;
+    let (ours, theirs) = (own_processor_seconds()?, server.processor_seconds()?);
+    let began = Instant::now();
+    let mut clients = JoinSet::new();
+    for sessions in sessions.clone() {
+        clients.spawn(client(fleet.claimer(Process::Update, 1), sessions));
+    }
+    let mut done = 0;
+    while let Some(finished) = clients.join_next().await {
+        done += finished??;
+    }
+    let took = began.elapsed().as_secs_f64();
+    let (ours, theirs) = (own_processor_seconds()? - ours, server.processor_seconds()? - theirs);
+    let sent = fleet.statements().await? - before;
+    for sessions in sessions {
+        fleet.end(&sessions).await?;
+    }
+    ensure!(done == machines, "{done} of {machines} machines were worked on");
+    let each = |seconds: f64| seconds * 1000.0 / f64::from(done);
+    let rate = f64::from(done) / took;
+    Ok(Run { rate, statements: sent / f64::from(done), ours: each(ours), theirs: each(theirs) })
+}
+
+async fn client(mut claimer: Claimer, sessions: Vec<Session>) -> Result<u32> {
+    let mut done = 0;
+    loop {
+        match claimer.claim(&sessions).await? {
+            Claimed::Work(work) => {
+                for work in work {
+                    work.finish(vec![looked()], "measured").await?;
+                    done += 1;
+                }
+            }
+            // Others hold what is left, and finish it.
+            Claimed::Contended => tokio::task::yield_now().await,
+            Claimed::Empty => return Ok(done),
+        }
+    }
+}
+
+/// What an update finds: that nothing has changed.
+pub(crate) fn looked() -> FactChange {
+    FactChange::ProviderLooked {
+        details: ProviderDetails {
+            reservation: None,
+            address: Some("192.0.2.1".to_owned()),
+            ssh_port: None,
+            ssh_user: None,
+            location: None,
+            status: ProviderStatus::Running,
+        },
+        unchanged: true,
+    }
+}

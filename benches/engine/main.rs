@@ -1,0 +1,243 @@
+//! What the engine costs, against what the same server can do at all.
+//!
+//! `make bench` prints the numbers that the design promises to hold, on a private PostgreSQL of this
+//! host, and writes them into `BENCHMARKS.md` with the host, the versions and plots of how they grow
+//! with the fleet. A millisecond of one host says nothing about another one, so what is promised are
+//! ratios of things measured in turns in one run: our claim and finish against pgbench's plain
+//! two-insert commits, a claim on a large fleet against one on a small fleet, and both against the
+//! query that would ask the facts themselves.
+//!
+//! Everything is measured through the library as a shepherd uses it. A number that is not reached is
+//! printed like any other, and says so, with what was tried.
+//!
+//! `--compare` measures the same work done by two queues of the same kind instead (`compare`).
+
+mod agents;
+mod compare;
+mod cycles;
+mod fleet;
+mod heartbeats;
+mod held;
+mod memory;
+mod pickup;
+mod plot;
+mod polls;
+mod report;
+mod server;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+
+use crate::fleet::Fleet;
+use crate::report::{Page, Report};
+use crate::server::Server;
+
+/// How much is measured.
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
+#[derive(Clone, Debug, Parser)]
+#[command(name = "engine", about = "Measure the engine on a private PostgreSQL of this host")]
+struct Flags {
+    /// Small fleets and short runs: shows that it works, and measures nothing.
+    #[arg(long)]
+    quick: bool,
+    /// Heartbeats for five minutes, and everything else more often.
+    #[arg(long, conflicts_with = "quick")]
+    full: bool,
+    /// How often each number is measured, in turns with the others.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    repetitions: Option<u32>,
+    /// The memory of a whole shepherd, and nothing else.
+    #[arg(long)]
+    memory: bool,
+    /// Two queues of Node.js (graphile-worker, pg-boss) beside the engine, and nothing else; installs them below target/.
+    #[arg(long, conflicts_with = "memory")]
+    compare: bool,
+    /// Where BENCHMARKS.md and docs/benchmarks/ are written. [default: here; with --quick or --memory nowhere]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Be the agents that are measured, as this file says.
+    #[arg(long, hide = true, value_name = "FILE")]
+    agents: Option<PathBuf>,
+    /// Given by `cargo bench` to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// Sizes and times of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// How often each number is measured.
+    pub(crate) repetitions: u32,
+    /// Fleets, smallest first.
+    pub(crate) fleets: Vec<u32>,
+    /// The fleet that cycles, the anti-join and heartbeats are measured on.
+    pub(crate) main_fleet: u32,
+    /// How long one run of pgbench takes.
+    pub(crate) floor: Duration,
+    /// Polls of one measurement of a poll.
+    pub(crate) polls: u32,
+    /// Machines of one measurement of cycles where each client holds one; more where it holds more.
+    pub(crate) cycles: u32,
+    /// Machines released one after the other to see how soon they are picked up.
+    pub(crate) releases: u32,
+    /// Jobs of one measurement of another queue, and machines of ours beside it.
+    pub(crate) jobs: u32,
+    /// How long heartbeats come.
+    pub(crate) heartbeats: Duration,
+    /// Real agents.
+    pub(crate) agents: u32,
+    /// How long they are watched.
+    pub(crate) agents_for: Duration,
+    /// Simulated machines of a whole shepherd.
+    pub(crate) simulated: u32,
+    /// From when until when its memory is looked at.
+    pub(crate) watched: (Duration, Duration),
+}
+
+impl Plan {
+    fn of(flags: &Flags) -> Self {
+        let mut plan = Self {
+            repetitions: 5,
+            fleets: vec![1_000, 10_000, 100_000, 1_000_000],
+            main_fleet: 100_000,
+            floor: Duration::from_secs(5),
+            polls: 300,
+            cycles: 2_000,
+            releases: 100,
+            jobs: 5_000,
+            heartbeats: Duration::from_mins(1),
+            agents: 2_000,
+            agents_for: Duration::from_secs(40),
+            simulated: 1_000,
+            watched: (Duration::from_mins(2), Duration::from_mins(5)),
+        };
+        if flags.full {
+            plan.repetitions = 9;
+            plan.heartbeats = Duration::from_mins(5);
+        }
+        if flags.quick {
+            plan = Self {
+                repetitions: 2,
+                fleets: vec![500, 2_000],
+                main_fleet: 2_000,
+                floor: Duration::from_secs(1),
+                polls: 20,
+                cycles: 100,
+                releases: 5,
+                jobs: 100,
+                heartbeats: Duration::from_secs(3),
+                agents: 50,
+                agents_for: Duration::from_secs(3),
+                simulated: 30,
+                watched: (Duration::from_secs(3), Duration::from_secs(30)),
+            };
+        }
+        plan.repetitions = flags.repetitions.unwrap_or(plan.repetitions);
+        plan
+    }
+}
+
+fn main() -> ExitCode {
+    // An error means that it is installed already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let flags = Flags::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let ran = runtime.context("starting the runtime").and_then(|runtime| match &flags.agents {
+        Some(crew) => runtime.block_on(agents::run(crew)),
+        None => runtime.block_on(run(&flags)),
+    });
+    match ran {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody is left to tell if this fails.
+            let _ = writeln!(std::io::stderr(), "bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+const NUMBERS: Page = Page {
+    path: "BENCHMARKS.md",
+    title: "What the engine costs",
+    introduction: "Shepherd keeps bare-metal servers useful: its processes share one PostgreSQL, in which each machine's next \
+                   work is a row that says when it is due. A process *claims* due rows under a lease with a fence, does the \
+                   work, and *finishes* it by writing what it learnt and when the machine is due next. This page says what \
+                   that costs, against what the same server can do at all.\n\n\
+                   A millisecond of one host says nothing about another one. So what is promised are mostly ratios of things \
+                   that were measured in turns, in one run, on one host: our cycles against `pgbench`'s plain commits, a claim \
+                   in a large fleet against one in a small fleet, and both against the query that would look for work \
+                   without a schedule. Each number is a median with the least and the most that was measured; \
+                   where a target is not reached it says so.\n\n\
+                   Written by `make bench`; `benches/engine/` says how each number is made. `make bench ARGS=--full` takes longer, \
+                   `make bench-compare` measures two other queues on the same server.",
+};
+
+const COMPARED: Page = Page {
+    path: "docs/benchmarks/compared.md",
+    title: "Beside two other queues",
+    introduction: "Written by `make bench-compare`. What is compared is not the same thing, and the table must not be read \
+                   as if it were: see what is said above it.",
+};
+
+async fn run(flags: &Flags) -> Result<()> {
+    let plan = Plan::of(flags);
+    if flags.compare {
+        // Before a server is started for it.
+        compare::install().await?;
+    }
+    let began = Instant::now();
+    let server = Server::start().await?;
+    let mut report = Report::new(server.versions().await?, !flags.quick);
+    let measured = match flags {
+        Flags { compare: true, .. } => compare::measure(&plan, &server, &mut report).await,
+        Flags { memory: true, .. } => match memory::steady(&plan, &server).await {
+            Ok(steady) => memory::measure(&plan, &server, &steady, &mut report).await,
+            Err(error) => Err(error),
+        },
+        _ => measure(&plan, &server, &mut report).await,
+    };
+    server.stop().await?;
+    measured?;
+    report.say("took", format!("{} minutes", began.elapsed().as_secs().div_ceil(60)));
+    let page = if flags.compare { COMPARED } else { NUMBERS };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    match (&flags.output, flags.quick) {
+        (Some(directory), _) => report.write(directory, &page)?,
+        // A part would take the place of the whole.
+        (None, false) if !flags.memory => report.write(root, &page)?,
+        (None, _) => {}
+    }
+    Ok(())
+}
+
+async fn fill(plan: &Plan, server: &Server) -> Result<Vec<Fleet>> {
+    let mut fleets = Vec::new();
+    for machines in plan.fleets.iter().copied() {
+        report::progress(&format!("filling a fleet of {machines} machines"))?;
+        fleets.push(Fleet::fill(server, machines).await?);
+    }
+    Ok(fleets)
+}
+
+async fn measure(plan: &Plan, server: &Server, report: &mut Report) -> Result<()> {
+    // What is watched for five minutes is memory, which filling tables does not change.
+    let (steady, fleets) = tokio::try_join!(memory::steady(plan, server), fill(plan, server))?;
+    polls::measure(plan, &fleets, report).await?;
+    let main_fleet = fleets.iter().find(|fleet| fleet.machines == plan.main_fleet);
+    let fleet = main_fleet.context("the main fleet is one of the fleets")?;
+    // Before what uses much memory in passing: what is given back is not seen to grow.
+    agents::measure(plan, fleet, report).await?;
+    cycles::measure(plan, server, fleet, report).await?;
+    pickup::measure(plan, fleet, report).await?;
+    heartbeats::measure(plan, server, fleet, report).await?;
+    for fleet in fleets {
+        fleet.close().await?;
+    }
+    held::measure(plan, server, report).await?;
+    memory::measure(plan, server, &steady, report).await
+}

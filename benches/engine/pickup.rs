@@ -1,0 +1,133 @@
+//! How soon an idle shepherd picks up what becomes due.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use async_trait::async_trait;
+use shepherd::bmdb::change::FactChange;
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::bmdb::wakeup::WakeUps;
+use shepherd::bmdb::work::{Decision, Work};
+use shepherd::manager::control_loop::{ControlLoop, Handled, HandlerError, LoopContext, LoopSettings, run};
+use shepherd::manager::limiter::Limiter;
+use shepherd::manager::metrics::ManagerMetrics;
+use shepherd::model::facts::{Hold, HoldScope};
+use shepherd::model::ids::MachineId;
+use shepherd::model::process::Process;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::Plan;
+use crate::fleet::Fleet;
+use crate::report::{Report, Target, quantile};
+
+/// Says when it was given a machine.
+struct Picked(mpsc::UnboundedSender<(MachineId, Instant)>);
+
+#[async_trait]
+impl ControlLoop for Picked {
+    fn name(&self) -> &'static str {
+        "bench"
+    }
+
+    fn process(&self) -> Process {
+        Process::AgentStart
+    }
+
+    fn providers(&self) -> Vec<String> {
+        Fleet::providers(1)
+    }
+
+    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
+        let picked = (work.machine(), Instant::now());
+        self.0.send(picked).map_err(|error| HandlerError::new(error.to_string()))?;
+        // Held again, so that nothing is due but what is released next.
+        Ok(Handled::finished(vec![held()], "measured"))
+    }
+}
+
+fn held() -> FactChange {
+    let hold = Hold {
+        scope: HoldScope::Everything,
+        reason: "measured".to_owned(),
+        by: "bench".to_owned(),
+        until: None,
+    };
+    FactChange::Held(hold)
+}
+
+pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> Result<()> {
+    report.section(
+        "From due to picked up",
+        "An idle shepherd with free workers and tokens. Machines are released one after the other from an \
+         operator's hold. The time runs to the handler's first line: from the release's commit, as who \
+         released it hears of it, and from before the release's transaction began.",
+    )?;
+    let machines: Vec<Uuid> = sqlx::query_scalar(
+        "SELECT machine_id FROM bench_machine JOIN machine_provided USING (machine_id)
+         WHERE provider = 'rack-0' ORDER BY n LIMIT $1",
+    )
+    .bind(i64::from(plan.releases))
+    .fetch_all(fleet.bmdb.pool())
+    .await?;
+    let (sender, mut picked) = mpsc::unbounded_channel();
+    let (drain, abort) = (CancellationToken::new(), CancellationToken::new());
+    let wake_ups = WakeUps::default();
+    let listening = tokio::spawn(wake_ups.clone().listen(fleet.bmdb.clone(), drain.clone()));
+    for machine in &machines {
+        change(fleet, *machine, vec![held(), FactChange::AgentForgotten]).await?;
+    }
+    let context = LoopContext {
+        sessions: fleet.sessions.clone(),
+        wake_ups,
+        metrics: ManagerMetrics::register(&Metrics::new()).of("bench", Process::AgentStart),
+        drain: drain.clone(),
+        abort,
+    };
+    let limiter = Limiter::new("1ms,1000".parse().context("a rate")?);
+    let settings = LoopSettings { parallelism: 4, limiter };
+    let running = tokio::spawn(run(Arc::new(Picked(sender)), settings, context));
+    let (mut medians, mut tails, mut with_release) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..plan.repetitions {
+        let (mut took, mut whole) = (Vec::new(), Vec::new());
+        for machine in &machines {
+            let asked = Instant::now();
+            change(fleet, *machine, vec![FactChange::HoldCleared]).await?;
+            let released = Instant::now();
+            let waiting = tokio::time::timeout(Duration::from_secs(30), picked.recv());
+            let (_, at) = waiting.await.context("nobody picked a machine up")?.context("the loop ended")?;
+            // It may be picked up before who released it hears that it is released.
+            took.push(at.saturating_duration_since(released).as_secs_f64() * 1000.0);
+            whole.push(at.saturating_duration_since(asked).as_secs_f64() * 1000.0);
+            until_held(fleet, *machine).await?;
+        }
+        with_release.push(quantile(&whole, 0.5));
+        medians.push(quantile(&took, 0.5));
+        tails.push(quantile(&took, 0.99));
+    }
+    drain.cancel();
+    running.await?;
+    listening.await?;
+    report.add("from due to picked up, median", "ms", &medians, Target::AtMost(5.0))?;
+    report.add("from due to picked up, 99 of 100 within", "ms", &tails, Target::AtMost(20.0))?;
+    report.add("the same with the release itself, median", "ms", &with_release, Target::None)
+}
+
+/// Waits until the worker is idle again.
+async fn until_held(fleet: &Fleet, machine: Uuid) -> Result<()> {
+    let text = "SELECT EXISTS (SELECT 1 FROM machine_hold WHERE machine_id = $1)
+                   AND NOT EXISTS (SELECT 1 FROM work)";
+    while !sqlx::query_scalar::<_, bool>(text).bind(machine).fetch_one(fleet.bmdb.pool()).await? {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // And a moment, in which the loop finds that nothing more is due.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    Ok(())
+}
+
+async fn change(fleet: &Fleet, machine: Uuid, changes: Vec<FactChange>) -> Result<()> {
+    let decide = move |_: &_| Decision { changes: changes.clone(), events: Vec::new(), answer: () };
+    Ok(fleet.bmdb.change_machine(MachineId(machine), decide).await?)
+}
