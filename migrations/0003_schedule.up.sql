@@ -82,7 +82,6 @@ CREATE TABLE intent (
 );
 CREATE INDEX intent_by_kind ON intent (kind, begun_at);
 CREATE INDEX intent_open ON intent (provider, kind, begun_at) WHERE settled_at IS NULL;
-CREATE INDEX intent_open_by_machine ON intent (machine_id) WHERE settled_at IS NULL AND machine_id IS NOT NULL;
 CREATE INDEX intent_by_machine ON intent (machine_id, begun_at);
 
 -- Brakes that are on, for people; the decision is derived anew each time.

@@ -1,3 +1,4 @@
+DROP INDEX intent_open_by_machine;
 DROP VIEW machine_snapshot;
 ALTER TABLE machine_recovery DROP COLUMN obstacle;
 ALTER TABLE machine_needs_human DROP COLUMN heard_since;

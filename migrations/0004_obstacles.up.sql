@@ -4,6 +4,9 @@ ALTER TABLE machine_needs_human ADD COLUMN obstacle TEXT NOT NULL DEFAULT 'unkno
 ALTER TABLE machine_needs_human ADD COLUMN heard_since TIMESTAMPTZ;
 ALTER TABLE machine_recovery ADD COLUMN obstacle TEXT;
 
+-- What is open of a machine, looked at before each step that would begin another.
+CREATE INDEX intent_open_by_machine ON intent (machine_id) WHERE settled_at IS NULL AND machine_id IS NOT NULL;
+
 -- As before, with the new columns at the end.
 CREATE OR REPLACE VIEW machine_snapshot AS
 SELECT
