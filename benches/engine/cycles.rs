@@ -118,6 +118,7 @@ async fn client(mut claimer: Claimer, sessions: Vec<Session>) -> Result<u32> {
             }
             // Others hold what is left, and finish it.
             Claimed::Contended => tokio::task::yield_now().await,
+            Claimed::NotSeen(rests) => tokio::time::sleep(rests).await,
             Claimed::Empty => return Ok(done),
         }
     }
