@@ -144,7 +144,7 @@ impl Worker {
             claimer.rearm_timers().await?;
             match claimer.claim(std::slice::from_ref(&self.session)).await? {
                 Claimed::Work(mut work) => return work.pop().context("a claim of nothing"),
-                Claimed::Contended | Claimed::Empty => {
+                Claimed::Contended | Claimed::Empty | Claimed::NotSeen(_) => {
                     ensure!(tokio::time::Instant::now() < deadline, "{process} is not due");
                 }
             }
