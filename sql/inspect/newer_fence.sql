@@ -1,8 +1,8 @@
--- The highest fence that a machine's agent was heard to know, while this database has given none as
--- high. Declaring a restored backup raises the fences beyond it.
-SELECT h.at, h.fence AS "fence!"
-FROM history h
-WHERE h.machine_id = $1 AND h.event = 'NewerFence'
-  AND h.fence > (SELECT max(d.fence) FROM machine_due d WHERE d.machine_id = $1 AND d.lane = 'access')
+-- The highest fence that a machine's agent was heard to know while this database had given none as high,
+-- and the highest that it has given since. src/model/newer_fence.rs says whether that still proves anything.
+SELECT h.at, h.fence AS "fence!", d.fence AS given
+FROM machine_due d
+JOIN history h ON h.machine_id = d.machine_id
+WHERE d.machine_id = $1 AND d.lane = 'access' AND h.event = 'NewerFence' AND h.fence IS NOT NULL
 ORDER BY h.fence DESC
 LIMIT 1

@@ -21,6 +21,7 @@ use uuid::Uuid;
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
+use crate::bmdb::newer_fence::newer_fence_of;
 use crate::bmdb::policy::policy_of_version;
 use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
@@ -201,10 +202,7 @@ impl Bmdb {
                     .fetch_one(&mut *tx)
                     .await
                     .doing(WHAT)?;
-                let newer_fence = sqlx::query_file!("sql/inspect/newer_fence.sql", machine.0)
-                    .fetch_optional(tx)
-                    .await
-                    .doing(WHAT)?;
+                let newer_fence = newer_fence_of(tx, machine).await?;
                 Ok(MachineView {
                     facts: snapshot.facts,
                     at: snapshot.now,
@@ -214,7 +212,7 @@ impl Bmdb {
                     host_keys,
                     brakes,
                     open_sessions,
-                    newer_fence: newer_fence.map(|row| (row.at, row.fence)),
+                    newer_fence,
                 })
             })
         })

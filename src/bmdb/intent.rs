@@ -15,12 +15,13 @@ use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
 use crate::bmdb::lease::{NamedLease, lock_lease};
+use crate::bmdb::newer_fence::newer_fence_of;
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::reschedule;
 use crate::bmdb::work::{Work, lock_leased};
 use crate::model::disturb::{Circumstances, Refusal, may_disturb};
 use crate::model::facts::{Acted, Recovery};
-use crate::model::ids::IntentId;
+use crate::model::ids::{IntentId, MachineId};
 use crate::model::policy::Disturbance;
 use crate::model::time::{Span, Timestamp, after};
 
@@ -71,7 +72,7 @@ impl Work {
                     let snapshot = read(tx, machine).await?;
                     let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
                     let window = policy.budgets.get(&step.step).map(|budget| budget.window);
-                    let circumstances = circumstances(tx, &step, window.unwrap_or_default()).await?;
+                    let circumstances = circumstances(tx, machine, &step, window.unwrap_or_default()).await?;
                     let (facts, now) = (&snapshot.facts, snapshot.now);
                     if let Err(refusal) =
                         may_disturb(facts, step.step, &circumstances, &policy, step.decided_on, now)
@@ -134,7 +135,12 @@ impl Work {
     }
 }
 
-async fn circumstances(tx: &mut PgConnection, step: &Step, window: Span) -> Result<Circumstances, BmdbError> {
+async fn circumstances(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    step: &Step,
+    window: Span,
+) -> Result<Circumstances, BmdbError> {
     let what = "counting a budget";
     sqlx::query_file!("sql/intent/lock_budget.sql", step.step.as_str())
         .fetch_optional(&mut *tx)
@@ -143,13 +149,14 @@ async fn circumstances(tx: &mut PgConnection, step: &Step, window: Span) -> Resu
     let window = i64::try_from(window.0.as_millis()).unwrap_or(i64::MAX);
     #[expect(clippy::cast_precision_loss, reason = "a window in milliseconds is far below 2^52")]
     let used = sqlx::query_file!("sql/intent/used.sql", step.step.as_str(), window as f64)
-        .fetch_one(tx)
+        .fetch_one(&mut *tx)
         .await
         .doing(what)?;
     Ok(Circumstances {
         begun_in_window: u32::try_from(used.count).unwrap_or(u32::MAX),
         oldest_in_window: used.oldest,
         brake: step.brake.clone(),
+        newer_fence: newer_fence_of(tx, machine).await?,
     })
 }
 

@@ -45,7 +45,6 @@ pub mod keeper;
 pub mod lease;
 pub mod live;
 pub mod metrics;
-#[cfg(feature = "shepherd")]
 mod newer_fence;
 pub mod policy;
 pub mod postgres_programs;

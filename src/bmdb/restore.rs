@@ -19,10 +19,8 @@ use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::work::Decision;
 use crate::model::ids::MachineId;
+use crate::model::newer_fence::LIFT;
 
-/// How far fences are lifted: more than a machine claimed every minute uses up in a hundred years, and
-/// an `INT8` holds it a billion times over.
-pub const LIFT: i64 = 100_000_000;
 /// Machines in one transaction.
 const PAGE: i64 = 500;
 
@@ -112,10 +110,12 @@ impl Bmdb {
             .await?;
         for machine in refused {
             let detail = detail.to_owned();
-            self.change_machine(MachineId(machine), move |_| Decision {
-                changes: vec![FactChange::NeedsHumanCleared, FactChange::RecoveryCleared],
-                events: vec![("Retried".to_owned(), detail.clone())],
-                answer: (),
+            self.change_machine(MachineId(machine), move |snapshot| {
+                let facts = &snapshot.facts;
+                let mut changes = vec![FactChange::NeedsHumanCleared, FactChange::RecoveryCleared];
+                changes.extend(facts.backoffs.keys().copied().map(FactChange::BackoffCleared));
+                changes.extend(facts.postponements.keys().copied().map(FactChange::PostponementCleared));
+                Decision { changes, events: vec![("Retried".to_owned(), detail.clone())], answer: () }
             })
             .await?;
         }

@@ -13,7 +13,7 @@
 //! | `brake` | one per kind and provider, while it is on |
 //! | `fleet_listening` | one per shard: 16 |
 //! | `policy`, `bmdb_identity`, `sealed_secret`, `migration_lock` | fixed |
-//! | `history` | what is written within the retention time |
+//! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
 //! | `intent` | what is settled within it, and what is open |
 //! | `session` | what is closed within it, and what is open or holds something |
 //!
@@ -23,7 +23,8 @@
 //! # What is never deleted
 //!
 //! Nothing is derived from history but the end of a work item whose commit was not answered, minutes
-//! after it. Fences stand in `machine_due` and `named_lease`, so they cannot go back. Budgets and brakes
+//! after it, and that a machine knows a fence which this BMDB never gave: that line stays until a
+//! restoration is declared, because until then nothing is ordered of the machine. Fences stand in `machine_due` and `named_lease`, so they cannot go back. Budgets and brakes
 //! count the intents of their windows, so the retention time is never shorter than those
 //! ([`Policy::effective_history_retention`][crate::model::policy::Policy::effective_history_retention]).
 //! An open intent stays whatever its age, and so does a session that work or a named lease still refers
@@ -46,6 +47,7 @@
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
+use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
 pub const TABLES: [&str; 29] = [
@@ -126,7 +128,9 @@ impl Bmdb {
             Retained::History => {
                 self.statement("deleting old history", move |connection| {
                     Box::pin(async move {
-                        sqlx::query_file!("sql/retention/history.sql", kept, most).execute(connection).await
+                        sqlx::query_file!("sql/retention/history.sql", kept, most, ANSWERED_BEYOND)
+                            .execute(connection)
+                            .await
                     })
                 })
                 .await

@@ -20,6 +20,7 @@ use crate::manager::control_loop::HandlerError;
 use crate::manager::failpoint;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::needs_human::Obstacle;
+use crate::model::newer_fence::NewerFence;
 use crate::model::time::unix_milliseconds;
 use crate::proto::agent::v1::{EnrollRequest, EnrollSuccess, Supervision};
 use crate::takeover::agent_binary::{AgentBinary, AgentBinaryError};
@@ -150,6 +151,7 @@ impl Access {
 
     /// Puts the agent on the machine, or starts it anew there. Returns the facts that follow.
     pub async fn enroll(&self, work: &Work, snapshot: &Snapshot) -> Result<Vec<FactChange>, AccessError> {
+        may_order(work).await?;
         let target = self.target(snapshot)?;
         let pinned = work.bmdb().host_key(work.machine()).await?;
         let agent = self.agent.load().await.map_err(|error| AccessError::new(error.to_string()))?;
@@ -188,7 +190,14 @@ impl Access {
         .await;
         match taken {
             Ok(taken) => Ok(changes_of(taken, pinned.as_ref(), work.fence())),
-            Err(error) => Err(refused(&error)),
+            Err(error) => {
+                if let TakeoverError::StaleFence { known, .. } = &error
+                    && let Err(untold) = work.tell_refused_fence(*known).await
+                {
+                    tracing::warn!(%untold, "cannot write down that the machine knows a newer fence");
+                }
+                Err(refused(&error))
+            }
         }
     }
 
@@ -199,6 +208,7 @@ impl Access {
         snapshot: &Snapshot,
         argv: &[String],
     ) -> Result<String, AccessError> {
+        may_order(work).await?;
         let target = self.target(snapshot)?;
         let expectation = expectation(work.bmdb().host_key(work.machine()).await?.as_ref());
         let deadline = Instant::now() + work.may_call_out(self.time_limit())?;
@@ -223,6 +233,16 @@ impl Access {
             RunOutcome::Unknown(error) => Ok(format!("it was started, and its end was not seen: {error}")),
         }
     }
+}
+
+/// Whether anything may be ordered of the machine by who holds this work's fence.
+async fn may_order(work: &Work) -> Result<(), AccessError> {
+    work.newer_fence().await?.map_or(Ok(()), |newer| Err(held_back(&newer)))
+}
+
+/// The machine would refuse us, and it must: for as long as that lasts a person is waited for.
+fn held_back(newer: &NewerFence) -> AccessError {
+    AccessError { obstacle: Some(Obstacle::StaleFence), ..AccessError::new(newer.sentence()) }
 }
 
 fn expectation(pinned: Option<&PinnedHostKey>) -> HostKeyExpectation {

@@ -25,7 +25,7 @@ use crate::model::ids::IntentId;
 use crate::model::needs_human::Obstacle;
 use crate::model::policy::{Disturbance, Rung};
 use crate::model::process::Process;
-use crate::model::recovery::{RecoveryPlan, Steps, look_again, plan_recovery};
+use crate::model::recovery::{RecoveryPlan, Steps, hold_back, look_again, plan_recovery};
 use crate::model::time::{Span, between};
 use crate::providers::provider::{CALL_LIMIT, ErrorClass, PowerAction, Provider, RebootMethod, Rungs};
 
@@ -78,7 +78,7 @@ impl ControlLoop for Recoverer {
         if let Some(why) = too_early(&plan, unasked.as_deref()) {
             return Err(HandlerError::new(why));
         }
-        match plan {
+        match hold_back(plan, work.newer_fence().await?.as_ref()) {
             RecoveryPlan::Recovered { how } => Ok(Handled::finished(vec![FactChange::RecoveryCleared], how)),
             RecoveryPlan::CallPerson { obstacle, reason } => Ok(Handled::finished(
                 vec![

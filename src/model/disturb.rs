@@ -2,10 +2,12 @@
 //! that whoever uses the machine may notice.
 //!
 //! The answer is no when a person said so, when the machine has just proved
-//! that it lives, when a brake suspects ourselves, or when as many machines as
-//! may be were disturbed already. A no always says why and when to ask again.
+//! that it lives, when it has seen orders of a database that is newer than ours,
+//! when a brake suspects ourselves, or when as many machines as may be were
+//! disturbed already. A no always says why and when to ask again.
 
 use crate::model::facts::{HoldScope, MachineFacts};
+use crate::model::newer_fence::NewerFence;
 use crate::model::policy::{Disturbance, Policy};
 use crate::model::time::{Span, Timestamp, after};
 
@@ -18,6 +20,8 @@ pub struct Circumstances {
     pub oldest_in_window: Option<Timestamp>,
     /// Why recovery is held for this machine's provider, or for all, if it is.
     pub brake: Option<String>,
+    /// Proof that the machine has seen a fence which this BMDB never gave.
+    pub newer_fence: Option<NewerFence>,
 }
 
 /// A no.
@@ -47,6 +51,9 @@ pub fn may_disturb(
     now: Timestamp,
 ) -> Result<(), Refusal> {
     let refuse = |reason: String, ask_again| Err(Refusal { reason, ask_again });
+    if let Some(newer) = &circumstances.newer_fence {
+        return refuse(newer.sentence(), after(now, STOP_PAUSE.0));
+    }
     if facts.retirement.is_some() {
         return refuse("it is being retired".into(), after(now, STOP_PAUSE.0));
     }
@@ -145,6 +152,37 @@ mod tests {
     }
 
     #[test]
+    fn machine_that_has_seen_a_newer_fence_is_given_no_order_however_far_its_ladder_is() {
+        let newer = NewerFence { heard: at(0), fence: 20 };
+        let forgotten = Circumstances { newer_fence: Some(newer), ..Default::default() };
+        let mut facts = machine();
+        for step in Disturbance::ALL {
+            let (reason, again) = ask(&facts, step, &forgotten).unwrap();
+            assert!(reason.contains("has seen fence 20") && reason.contains("declare restored"), "{reason}");
+            assert_eq!(again, 400);
+        }
+        facts.recovery = Some(under_way());
+        assert!(ask(&facts, Disturbance::Reboot, &forgotten).is_some());
+    }
+
+    fn under_way() -> Recovery {
+        Recovery {
+            started_at: at(10),
+            rung: 0,
+            acted: Some(Acted {
+                step: Disturbance::RestartAgent,
+                at: at(10),
+                deadline: at(20),
+                boot_id_before: None,
+            }),
+            tries: 1,
+            next_at: at(20),
+            note: String::new(),
+            obstacle: None,
+        }
+    }
+
+    #[test]
     fn heartbeat_since_the_decision_forbids_the_step() {
         let mut facts = machine();
         let beat = |seconds| {
@@ -161,27 +199,17 @@ mod tests {
         let mut facts = machine();
         let braked = Circumstances { brake: Some("40 of 50 fell silent".into()), ..Default::default() };
         assert_eq!(ask(&facts, Disturbance::RestartAgent, &braked).unwrap().1, 115);
-        facts.recovery = Some(Recovery {
-            started_at: at(10),
-            rung: 0,
-            acted: Some(Acted {
-                step: Disturbance::RestartAgent,
-                at: at(10),
-                deadline: at(20),
-                boot_id_before: None,
-            }),
-            tries: 1,
-            next_at: at(20),
-            note: String::new(),
-            obstacle: None,
-        });
+        facts.recovery = Some(under_way());
         assert_eq!(ask(&facts, Disturbance::Reboot, &braked), None);
     }
 
     #[test]
     fn budget_frees_when_its_oldest_use_leaves_the_window() {
-        let used =
-            |count| Circumstances { begun_in_window: count, oldest_in_window: Some(at(-300)), brake: None };
+        let used = |count| Circumstances {
+            begun_in_window: count,
+            oldest_in_window: Some(at(-300)),
+            ..Default::default()
+        };
         assert_eq!(ask(&machine(), Disturbance::Reboot, &used(19)), None);
         let (reason, again) = ask(&machine(), Disturbance::Reboot, &used(20)).unwrap();
         assert_eq!(again, 300);

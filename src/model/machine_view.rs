@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::model::facts::MachineFacts;
 use crate::model::host_key::PinnedHostKey;
+use crate::model::newer_fence::NewerFence;
 use crate::model::policy::Policy;
 use crate::model::time::Timestamp;
 
@@ -131,8 +132,8 @@ pub struct MachineView {
     pub brakes: Vec<BrakeLine>,
     /// Open sessions of all processes, counted up to 1,000.
     pub open_sessions: i64,
-    /// A fence that its agent knows and that this BMDB never gave: when that was heard, and which.
-    pub newer_fence: Option<(Timestamp, i64)>,
+    /// Proof that it has seen a fence which this BMDB never gave.
+    pub newer_fence: Option<NewerFence>,
 }
 
 impl MachineView {

@@ -16,6 +16,7 @@ pub mod ids;
 pub mod layout;
 pub mod machine_view;
 pub mod needs_human;
+pub mod newer_fence;
 pub mod phase;
 pub mod policy;
 pub mod process;

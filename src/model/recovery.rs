@@ -16,6 +16,7 @@
 
 use crate::model::facts::{Acted, MachineFacts, Recovery};
 use crate::model::needs_human::Obstacle;
+use crate::model::newer_fence::NewerFence;
 use crate::model::phase::silent_from;
 use crate::model::policy::{Disturbance, Policy, Rung};
 use crate::model::time::{Span, Timestamp, after};
@@ -104,6 +105,19 @@ pub fn plan_recovery(facts: &MachineFacts, policy: &Policy, steps: Steps, now: T
         return RecoveryPlan::Reenroll { deadline: acted.deadline };
     }
     RecoveryPlan::Wait { until: acted.deadline, reason: recovery.note.clone() }
+}
+
+/// What becomes of a plan for a machine that has seen a fence which we never gave: nothing is ordered of it,
+/// and a person is called. Not even its agent is started anew, because what it refuses today it would accept
+/// after enough tries, and a provider that switches power knows no fences.
+#[must_use]
+pub fn hold_back(plan: RecoveryPlan, newer: Option<&NewerFence>) -> RecoveryPlan {
+    match (plan, newer) {
+        (RecoveryPlan::Act { .. } | RecoveryPlan::Reenroll { .. }, Some(newer)) => {
+            RecoveryPlan::CallPerson { obstacle: Obstacle::StaleFence, reason: newer.sentence() }
+        }
+        (plan, _) => plan,
+    }
 }
 
 /// Whether an agent was put on the machine in the boot that a step brought. Then it is that agent's
@@ -357,6 +371,29 @@ mod tests {
     fn machine_that_reports_again_needs_no_ladder() {
         let plan = plan_recovery(&machine(None), &Policy::default(), ALL, at(300));
         assert!(matches!(plan, RecoveryPlan::Recovered { .. }));
+    }
+
+    #[test]
+    fn machine_that_has_seen_a_newer_fence_is_given_no_order_and_its_report_still_counts() {
+        let newer = NewerFence { heard: at(0), fence: 20 };
+        let call = RecoveryPlan::CallPerson { obstacle: Obstacle::StaleFence, reason: newer.sentence() };
+        let wait = RecoveryPlan::Wait { until: at(9), reason: "no answer".into() };
+        let recovered = RecoveryPlan::Recovered { how: "it reported".into() };
+        let exhausted =
+            RecoveryPlan::CallPerson { obstacle: Obstacle::LadderExhausted, reason: "in vain".into() };
+        let reenroll = RecoveryPlan::Reenroll { deadline: at(9) };
+        for (plan, held) in [
+            (act(0, 1), &call),
+            (act(1, 1), &call),
+            (act(2, 2), &call),
+            (reenroll, &call),
+            (wait.clone(), &wait),
+            (recovered.clone(), &recovered),
+            (exhausted.clone(), &exhausted),
+        ] {
+            assert_eq!(hold_back(plan.clone(), Some(&newer)), *held);
+            assert_eq!(hold_back(plan.clone(), None), plan);
+        }
     }
 
     #[test]

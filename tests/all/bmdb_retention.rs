@@ -1,12 +1,15 @@
 //! What is old is deleted in bounded batches, what is needed stays, and nobody waits for it.
 
-use sqlx::PgConnection;
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres};
 use tokio_util::sync::CancellationToken;
 
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::retention::{BATCH, Retained, TABLES};
 use shepherd::manager::housekeeping;
 use shepherd::manager::metrics::ManagerMetrics;
+use shepherd::model::newer_fence::ANSWERED_BEYOND;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
 
@@ -158,10 +161,20 @@ async fn a_longer_retention_counts_for_a_process_that_has_not_heard_of_it() -> a
     Ok(())
 }
 
+/// Binds what the statement that deletes `what` is given, to keep `days`.
+fn batch_of<'q>(
+    query: Query<'q, Postgres, PgArguments>,
+    what: &str,
+    days: i64,
+) -> Query<'q, Postgres, PgArguments> {
+    let query = query.bind(days * DAY_MS).bind(BATCH);
+    if what == "history" { query.bind(ANSWERED_BEYOND) } else { query }
+}
+
 async fn begin_a_batch(kit: &Kit) -> anyhow::Result<PgConnection> {
     let mut by_hand = kit.connection().await?;
     sqlx::raw_sql("BEGIN").execute(&mut by_hand).await?;
-    let deleted = sqlx::query(HISTORY).bind(30 * DAY_MS).bind(BATCH).execute(&mut by_hand).await?;
+    let deleted = batch_of(sqlx::query(HISTORY), "history", 30).execute(&mut by_hand).await?;
     assert_eq!(deleted.rows_affected(), BATCH.unsigned_abs());
     Ok(by_hand)
 }
@@ -255,12 +268,12 @@ async fn a_batch_costs_its_rows_and_not_the_table() -> anyhow::Result<()> {
         ("intents", INTENTS, "DROP INDEX intent_settled"),
         ("sessions", SESSIONS, "DROP INDEX session_closed"),
     ] {
-        let batch = cost(&mut connection, file, |query| query.bind(50 * DAY_MS).bind(BATCH)).await?;
+        let batch = cost(&mut connection, file, |query| batch_of(query, name, 50)).await?;
         check(&format!("a batch of {name}"), &batch, BATCH_PAGES);
-        let nothing = cost(&mut connection, file, |query| query.bind(200 * DAY_MS).bind(BATCH)).await?;
+        let nothing = cost(&mut connection, file, |query| batch_of(query, name, 200)).await?;
         check(&format!("a look for old {name} where none are"), &nothing, 20);
         sqlx::query(index).execute(&mut connection).await?;
-        let without = cost(&mut connection, file, |query| query.bind(50 * DAY_MS).bind(BATCH)).await?;
+        let without = cost(&mut connection, file, |query| batch_of(query, name, 50)).await?;
         assert!(!cheap(&without, BATCH_PAGES), "{name} without its index passes: {:#}", without.plan);
     }
     Ok(())

@@ -191,7 +191,14 @@ async fn fence_that_was_never_given_is_told_once_and_by_why_until_it_is_declared
             said.iter().any(|note| note.contains("has seen fence 9") && note.contains("declare restored")),
             "{way}: {said:?}"
         );
+        // Tries in vain do not answer it, however many they are; only lifting the fences does.
         sqlx::query("UPDATE machine_due SET fence = 100 WHERE machine_id = $1")
+            .bind(machine.0)
+            .execute(&pool)
+            .await?;
+        let said = notes(machine).await?;
+        assert!(said.iter().any(|note| note.contains("has seen fence 9")), "{way}: {said:?}");
+        sqlx::query("UPDATE machine_due SET fence = 100000001 WHERE machine_id = $1")
             .bind(machine.0)
             .execute(&pool)
             .await?;

@@ -29,6 +29,7 @@ mod full_log;
 mod fuzz;
 mod harness;
 mod heartbeats;
+mod newer_fence;
 mod private_postgres;
 mod providers;
 mod provisioning;

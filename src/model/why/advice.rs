@@ -38,6 +38,12 @@ pub(super) fn advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advi
     } else if facts.backoffs.iter().any(|(_, fact)| fact.until > now) && refused.is_none() {
         add(format!("shepherdctl retry {word}"), "when the cause is gone: tries again at once");
     }
+    if view.newer_fence.is_some() {
+        add(
+            "shepherdctl declare restored --reason 'WHICH BACKUP, AND WHY'".to_owned(),
+            "when this database was restored from that backup, is the one that counts, and every shepherd is stopped",
+        );
+    }
     if view.brakes.iter().any(|brake| is_over(brake, facts)) {
         add("shepherdctl get providers".to_owned(), "to see every brake that is on; they release themselves");
     }

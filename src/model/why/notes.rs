@@ -27,13 +27,11 @@ pub(super) fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String
             relative(at, now)
         ));
     }
-    if let Some((heard, fence)) = view.newer_fence {
-        notes.push(format!(
-            "its agent has seen fence {fence} ({}), which this database never gave: it was restored from a backup, or \
-             another database works on the same machine; in the first case stop every shepherd and declare it with \
-             `shepherdctl declare restored`",
-            relative(heard, now)
-        ));
+    if let Some(newer) = &view.newer_fence {
+        let sentence = newer.sentence();
+        if !due.reason.contains(&sentence) {
+            notes.push(format!("{} it was heard: {sentence}", relative(newer.heard, now)));
+        }
     }
     notes.extend(hold_of(facts, due, now));
     notes.extend(silence(facts, due, now));

@@ -1,0 +1,100 @@
+//! What a machine has seen and this database never gave holds every order to it back, however often it is
+//! tried, until a restoration is declared.
+
+use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::intent::{Permission, Step};
+use shepherd::bmdb::retention::Retained;
+use shepherd::bmdb::work::Work;
+use shepherd::model::policy::Disturbance;
+use shepherd::model::process::Process;
+use shepherd::model::time::Span;
+use shepherd::model::why::explain;
+
+use crate::bmdb_kit::{Kit, LONG, Shepherd};
+
+const TOLD: &str = "SELECT count(*) FROM history WHERE event = 'NewerFence'";
+
+async fn ask_to_restart_the_agent(work: &Work) -> anyhow::Result<Permission> {
+    let step = Step {
+        rung: 0,
+        step: Disturbance::RestartAgent,
+        attempt: 1,
+        deadline: Span::minutes(1),
+        decided_on: work.snapshot().await?.now,
+        brake: None,
+        provider: "rack".to_owned(),
+    };
+    Ok(work.begin_disturbance(step).await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_declared() -> anyhow::Result<()>
+{
+    let kit = Kit::new("newer_fence_tries").await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    let shepherd = Shepherd::start(&kit, "restored", LONG).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+    assert_eq!(work.newer_fence().await?, None);
+    // By its own fence, even: the machine had it from another session.
+    let seen = work.fence();
+    work.tell_refused_fence(seen).await?;
+    work.tell_refused_fence(seen + 3).await?;
+    assert_eq!(kit.count(TOLD).await?, 1, "told once until it is declared");
+    work.cancel("it was refused").await?;
+    for _ in 0..8 {
+        let work = shepherd.claim_one(&session, Process::AgentStart).await?;
+        let newer = work.newer_fence().await?;
+        assert_eq!(newer.map(|newer| newer.fence), Some(seen), "forgotten under fence {}", work.fence());
+        let asked = ask_to_restart_the_agent(&work).await?;
+        let Permission::Refused(refusal) = asked else { panic!("granted under fence {}", work.fence()) };
+        assert!(refusal.reason.contains("declare restored"), "{}", refusal.reason);
+        work.cancel("tried again").await?;
+    }
+    let why = explain(&kit.bmdb.machine_view(machine).await?);
+    assert!(why.notes.iter().any(|note| note.contains("has seen fence")), "{:?}", why.notes);
+    assert!(why.advice.iter().any(|advice| advice.command.contains("declare restored")), "{:?}", why.advice);
+
+    // However long that takes.
+    kit.bmdb.change_policy("test", |policy| policy.history_retention = Span::hours(24)).await?;
+    sqlx::query("UPDATE history SET at = at - INTERVAL '2 days'").execute(&kit.pool).await?;
+    while kit.bmdb.forget(Retained::History, 1_000).await? > 0 {}
+    assert_eq!((kit.count(TOLD).await?, kit.count("SELECT count(*) FROM history").await?), (1, 1));
+
+    kit.bmdb.declare_restored("the test").await?;
+    let after = Shepherd::start(&kit, "declared", LONG).await?;
+    let session = after.session().await?;
+    let work = after.claim_one(&session, Process::AgentStart).await?;
+    assert_eq!(work.newer_fence().await?, None, "declared");
+    assert!(matches!(ask_to_restart_the_agent(&work).await?, Permission::Granted { .. }));
+    let why = explain(&kit.bmdb.machine_view(machine).await?);
+    assert!(!why.notes.iter().any(|note| note.contains("has seen fence")), "{:?}", why.notes);
+    kit.bmdb.forget(Retained::History, 1_000).await?;
+    assert_eq!(kit.count(TOLD).await?, 0, "it proves nothing any more, and is kept");
+    work.cancel("the test is over").await?;
+    after.stop().await?;
+    shepherd.stop().await
+}
+
+/// Who was frozen for longer than his lease is refused for what somebody else was given since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_lost_the_lease_takes_the_next_holder_for_no_stranger() -> anyhow::Result<()> {
+    let kit = Kit::new("newer_fence_late").await?;
+    kit.provided(1, "rack").await?;
+    let (late, next) =
+        (Shepherd::start(&kit, "late", LONG).await?, Shepherd::start(&kit, "next", LONG).await?);
+    let session = late.session().await?;
+    let lost = late.claim_one(&session, Process::AgentStart).await?;
+    kit.overdue(&session).await?;
+    kit.bmdb.reap().await?;
+    sqlx::query("UPDATE machine_due SET not_before = NULL").execute(&kit.pool).await?;
+    let session = next.session().await?;
+    let work = next.claim_one(&session, Process::AgentStart).await?;
+    let told = lost.tell_refused_fence(work.fence()).await;
+    assert!(matches!(told, Err(BmdbError::LeaseLost | BmdbError::SessionOver)), "{told:?}");
+    assert_eq!((kit.count(TOLD).await?, work.newer_fence().await?), (0, None));
+    work.finish(Vec::new(), "done").await?;
+    drop(lost);
+    late.stop().await?;
+    next.stop().await
+}
