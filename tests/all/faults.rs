@@ -46,8 +46,7 @@ fn every_module_of_the_fire_stands_under_a_heading_of_its_long_form() -> Result<
     let script = source::read("tools/fire".as_ref())?;
     let (_, headings) = script.split_once("headings=(").context("no headings in tools/fire")?;
     let (headings, _) = headings.split_once("\n)").context("no end of the headings")?;
-    let under: Vec<&str> =
-        headings.split(['=', ' ', '"', '\n']).filter(|word| !word.is_empty()).collect();
+    let under: Vec<&str> = headings.split(['=', ' ', '"', '\n']).filter(|word| !word.is_empty()).collect();
     ensure!(modules.len() > 10, "{modules:?}");
     for module in modules {
         ensure!(under.contains(&module), "tools/fire has no heading for {module}: {under:?}");
