@@ -18,10 +18,15 @@ use crate::bmdb::connection::Doing;
 use crate::bmdb::error::BmdbError;
 #[cfg(feature = "shepherd")]
 use crate::bmdb::schedule::lock;
-use crate::bmdb::work::{Work, lock_leased};
+use crate::bmdb::work::Work;
+#[cfg(feature = "shepherd")]
+use crate::bmdb::work::lock_leased;
 use crate::model::ids::MachineId;
-use crate::model::newer_fence::{ANSWERED_BEYOND, NewerFence};
+#[cfg(feature = "shepherd")]
+use crate::model::newer_fence::ANSWERED_BEYOND;
+use crate::model::newer_fence::NewerFence;
 
+#[cfg(feature = "shepherd")]
 const TELLING: &str = "telling of a newer fence";
 const LOOKING: &str = "looking for a newer fence";
 

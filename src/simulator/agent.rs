@@ -103,15 +103,15 @@ pub fn build(
 fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
     let kept: Result<(), Refusal> = match event {
         AgentEvent::Delivered { endpoint, seq, delivered } => {
-            fleet.count_heartbeat(index, true);
+            fleet.count_delivered(index);
             if delivered.first {
                 tracing::info!(machine = id, endpoint, seq, "first heartbeat");
             }
             Ok(())
         }
-        AgentEvent::Failed { endpoint, error, failures, .. } => {
-            fleet.count_heartbeat(index, false);
-            tracing::debug!(machine = id, endpoint, error, failures, "heartbeat failed");
+        AgentEvent::Failed { endpoint, error, failures, pause } => {
+            fleet.count_failed(index, *pause);
+            tracing::debug!(machine = id, endpoint, error, failures, ?pause, "heartbeat failed");
             Ok(())
         }
         AgentEvent::Settings { settings, fallback } => fleet.change(index, |record| {

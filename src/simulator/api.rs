@@ -415,7 +415,11 @@ async fn truth(Shared(fleet): Shared<Arc<Fleet>>) -> Response {
                     "machine_id": record.enrolment.as_ref().map(|enrolment| enrolment.machine_id),
                     "access_fence": record.enrolment.as_ref().map(Enrolment::access_fence),
                     "port": record.ssh_port,
-                    "heartbeats": { "delivered": heard.delivered, "failed": heard.failed },
+                    "heartbeats": {
+                        "delivered": heard.delivered,
+                        "failed": heard.failed,
+                        "pause_ms": heard.pause.map(|pause| u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
+                    },
                 })
             })
             .collect::<Vec<_>>()

@@ -88,6 +88,8 @@ pub struct Heard {
     pub delivered: u64,
     /// Refused, cut off, or without an answer.
     pub failed: u64,
+    /// The pause that its agent chose after the last of those.
+    pub pause: Option<Duration>,
 }
 
 /// Faults of the provider's API that hold now.
@@ -200,10 +202,15 @@ impl Fleet {
     }
 
     /// Counts a heartbeat of a machine.
-    pub fn count_heartbeat(&self, index: usize, delivered: bool) {
+    pub fn count_delivered(&self, index: usize) {
+        self.lock().shown[index].heard.delivered += 1;
+    }
+
+    /// Counts a heartbeat that failed, and remembers how long its agent now waits.
+    pub fn count_failed(&self, index: usize, pause: Duration) {
         let heard = &mut self.lock().shown[index].heard;
-        let count = if delivered { &mut heard.delivered } else { &mut heard.failed };
-        *count += 1;
+        heard.failed += 1;
+        heard.pause = Some(pause);
     }
 
     /// How the heartbeats of a machine fared so far.

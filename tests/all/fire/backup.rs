@@ -203,6 +203,28 @@ const OLD_FENCE_TAKEN: &str =
 const NEED_HUMAN: &str =
     "SELECT count(*) FROM machine_due WHERE lane = 'access' AND phase_index = 'NeedsHuman'";
 
+/// `why` says of a machine that is ordered nothing what it has seen, and what to do.
+fn holding_back_is_explained(shell: &Shell, machine: &str) -> Result<()> {
+    let why = shell.run(&format!("shepherdctl why {machine}"))?;
+    ensure!(
+        why.contains("has seen fence") && why.contains("  shepherdctl declare restored --reason"),
+        "{why}"
+    );
+    Ok(())
+}
+
+/// `why` says of a machine that was created after the backup that it was not created from here.
+async fn stranger_is_explained(fleet: &Fleet, shell: &Shell) -> Result<()> {
+    let stranger: String = sqlx::query_scalar(
+        "SELECT provider_id FROM machine_provided JOIN machine_quarantine USING (machine_id) LIMIT 1",
+    )
+    .fetch_one(&fleet.pool)
+    .await?;
+    let why = shell.run(&format!("shepherdctl why {stranger}"))?;
+    ensure!(why.contains("it was not created from here"), "{why}");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> Result<()> {
     let [dump, restore, declare] = &commands_of_the_document()[..] else {
@@ -256,11 +278,7 @@ async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> Result<()> 
     assert_eq!(count(fleet, OLD_FENCE_TAKEN).await?, 0, "a machine took an old fence");
     let tries = try_in_vain(fleet, shell, [struck, mute]).await?;
     for machine in [struck, mute] {
-        let why = shell.run(&format!("shepherdctl why {machine}"))?;
-        ensure!(
-            why.contains("has seen fence") && why.contains("  shepherdctl declare restored --reason"),
-            "{why}"
-        );
+        holding_back_is_explained(shell, machine)?;
     }
     let refused = shell.run("shepherdctl declare restored --reason 'too early'");
     let refused = refused.err().context("declared restored under a living shepherd")?.to_string();
@@ -289,13 +307,7 @@ async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> Result<()> 
              FROM machine_due WHERE lane = 'access'",
         )
         .await?;
-    let stranger: String = sqlx::query_scalar(
-        "SELECT provider_id FROM machine_provided JOIN machine_quarantine USING (machine_id) LIMIT 1",
-    )
-    .fetch_one(&fleet.pool)
-    .await?;
-    let why = shell.run(&format!("shepherdctl why {stranger}"))?;
-    ensure!(why.contains("it was not created from here"), "{why}");
+    stranger_is_explained(fleet, shell).await?;
     end(fleet, third).await?;
 
     let journal = fleet.journal()?;
