@@ -13,6 +13,7 @@ use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::lease::NamedLease;
 use shepherd::bmdb::session::Sessions;
 use shepherd::bmdb::work::Decision;
+use shepherd::manager::breakers::{BreakerMetrics, ProviderBreaker};
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::provisioner::plan::Limits;
 use shepherd::manager::provisioner::{self, ProvisionerSettings};
@@ -373,6 +374,7 @@ fn settings(reconciler: &str) -> Result<ProvisionerSettings> {
         limits: Limits { max_machines: None, chunk: 2 },
         reconciler: Limiter::new(reconciler.parse()?),
         creation: Limiter::new("1ms,50".parse()?),
+        breaker: ProviderBreaker::new("rack", BreakerMetrics::default()),
     })
 }
 
