@@ -21,7 +21,7 @@ lint: ## format, lints, features alone, recorded statements, dependencies, licen
 fmt: ## format the code
 	cargo fmt
 
-bench: ## measure the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full' or '--memory')
+bench: ## measure the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory' or '--part held')
 	@tools/bench $(ARGS)
 
 bench-compare: ## measure graphile-worker and pg-boss beside it, which npm installs (ARGS='--quick')

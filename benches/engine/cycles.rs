@@ -48,17 +48,7 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report:
          one after the other. Plain commits are pgbench's, of two inserts, by as many clients, in turns with \
          the cycles. Clients and server share this host's processors.",
     )?;
-    let mut floors = Vec::new();
-    let mut runs: Vec<Vec<Run>> = HELD.iter().map(|_| Vec::new()).collect();
-    for repetition in 1..=plan.repetitions {
-        progress(&format!("cycles, {repetition} of {}", plan.repetitions))?;
-        floors.push(server.floor(plan.floor).await?);
-        for ((k, _), runs) in HELD.iter().zip(&mut runs) {
-            // Longer where a cycle is shorter.
-            let machines = if *k == 1 { plan.cycles } else { plan.cycles * 2 };
-            runs.push(cycles(server, fleet, *k, machines.min(fleet.of_first_provider())).await?);
-        }
-    }
+    let (floors, runs) = in_turns(plan, server, fleet).await?;
     report.add("plain commits", "/s", &floors, Target::None)?;
     for ((k, target), runs) in HELD.iter().zip(&runs) {
         let of = |value: fn(&Run) -> f64| runs.iter().map(value).collect::<Vec<f64>>();
@@ -74,6 +64,52 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report:
         report.add(name, "ms", &of(|run| run.theirs), Target::None)?;
     }
     Ok(())
+}
+
+/// The same on a server as people run it, whose commits wait for its disk.
+pub(crate) async fn measure_durable(plan: &Plan, report: &mut Report) -> Result<()> {
+    report.section(
+        "The same on a server that waits for its disk",
+        "As above, on a smaller fleet and a server with fsync, full_page_writes and synchronous_commit on, as people \
+         run it. Both sides wait for the same disk, whose commits are shared by whoever waits. What is promised is \
+         held against the server above, for which it is harder.",
+    )?;
+    let server = Server::start_durable().await?;
+    let measured = durable(plan, &server, report).await;
+    server.stop().await?;
+    measured
+}
+
+async fn durable(plan: &Plan, server: &Server, report: &mut Report) -> Result<()> {
+    let fleet = Fleet::fill(server, plan.main_fleet / 2).await?;
+    let measured = in_turns(plan, server, &fleet).await;
+    fleet.close().await?;
+    let (floors, runs) = measured?;
+    report.add("plain commits, on disk", "/s", &floors, Target::None)?;
+    for ((k, _), runs) in HELD.iter().zip(&runs) {
+        let rates: Vec<f64> = runs.iter().map(|run| run.rate).collect();
+        report.add(format!("cycles, k = {k}, on disk"), "/s", &rates, Target::None)?;
+        let ratios: Vec<f64> = rates.iter().zip(&floors).map(|(rate, floor)| rate / floor).collect();
+        let name = format!("cycles, k = {k}, against plain commits, on disk");
+        report.add(name, "×", &ratios, Target::None)?;
+    }
+    Ok(())
+}
+
+/// Plain commits a second, and the cycles of each k, as often as is planned.
+async fn in_turns(plan: &Plan, server: &Server, fleet: &Fleet) -> Result<(Vec<f64>, Vec<Vec<Run>>)> {
+    let mut floors = Vec::new();
+    let mut runs: Vec<Vec<Run>> = HELD.iter().map(|_| Vec::new()).collect();
+    for repetition in 1..=plan.repetitions {
+        progress(&format!("cycles, {repetition} of {}", plan.repetitions))?;
+        floors.push(server.floor(plan.floor).await?);
+        for ((k, _), runs) in HELD.iter().zip(&mut runs) {
+            // Longer where a cycle is shorter.
+            let machines = if *k == 1 { plan.cycles } else { plan.cycles * 2 };
+            runs.push(cycles(server, fleet, *k, machines.min(fleet.of_first_provider())).await?);
+        }
+    }
+    Ok((floors, runs))
 }
 
 /// Claims and finishes so many machines once each.
@@ -118,6 +154,7 @@ async fn client(mut claimer: Claimer, sessions: Vec<Session>) -> Result<u32> {
             }
             // Others hold what is left, and finish it.
             Claimed::Contended => tokio::task::yield_now().await,
+            Claimed::NotSeen(rests) => tokio::time::sleep(rests).await,
             Claimed::Empty => return Ok(done),
         }
     }

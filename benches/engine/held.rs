@@ -38,8 +38,11 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, report: &mut Report) -
     progress(&format!("filling a fleet of {machines} machines"))?;
     let fleet = Fleet::fill(server, machines).await?;
     fleet.bmdb.change_policy("bench", |policy| policy.update_interval_stable = INTERVAL).await?;
+    // What is due is written anew from the facts with every finish.
     sqlx::raw_sql(
-        "UPDATE machine_due SET provider = 'rack-0', ready_at = now() - INTERVAL '1 hour' + random() * INTERVAL '1 minute'
+        "UPDATE machine_provided SET provider = 'rack-0';
+         UPDATE machine_due SET provider = 'rack-0';
+         UPDATE machine_due SET ready_at = now() - INTERVAL '1 hour' + random() * INTERVAL '1 minute'
          WHERE lane = 'observe'",
     )
     .execute(fleet.bmdb.pool())
@@ -103,6 +106,8 @@ async fn client(
             }
             Claimed::Contended => tokio::task::yield_now().await,
             Claimed::Empty => tokio::time::sleep(Duration::from_millis(1)).await,
+            // As a loop does, for which something is announced all the time.
+            Claimed::NotSeen(rests) => tokio::time::sleep(rests.min(Duration::from_millis(10))).await,
         }
     }
     Ok(())

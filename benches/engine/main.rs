@@ -54,10 +54,13 @@ struct Flags {
     /// The memory of a whole shepherd, and nothing else.
     #[arg(long)]
     memory: bool,
+    /// One part, and nothing else; it takes the place of no page.
+    #[arg(long, value_enum, conflicts_with_all = ["memory", "compare"])]
+    part: Option<Part>,
     /// Two queues of Node.js (graphile-worker, pg-boss) beside the engine, and nothing else; installs them below target/.
     #[arg(long, conflicts_with = "memory")]
     compare: bool,
-    /// Where BENCHMARKS.md and docs/benchmarks/ are written. [default: here; with --quick or --memory nowhere]
+    /// Where BENCHMARKS.md and docs/benchmarks/ are written. [default: here; with --quick, --memory or --part nowhere]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Be the agents that are measured, as this file says.
@@ -97,6 +100,15 @@ pub(crate) struct Plan {
     pub(crate) simulated: u32,
     /// From when until when its memory is looked at.
     pub(crate) watched: (Duration, Duration),
+}
+
+/// What can be measured by itself, while it is worked on.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Part {
+    /// Cycles of work against plain commits, with and without waiting for a disk.
+    Cycles,
+    /// A snapshot held for a minute at full rate.
+    Held,
 }
 
 impl Plan {
@@ -199,6 +211,7 @@ async fn run(flags: &Flags) -> Result<()> {
             Ok(steady) => memory::measure(&plan, &server, &steady, &mut report).await,
             Err(error) => Err(error),
         },
+        Flags { part: Some(part), .. } => measure_part(*part, &plan, &server, &mut report).await,
         _ => measure(&plan, &server, &mut report).await,
     };
     server.stop().await?;
@@ -209,7 +222,7 @@ async fn run(flags: &Flags) -> Result<()> {
     match (&flags.output, flags.quick) {
         (Some(directory), _) => report.write(directory, &page)?,
         // A part would take the place of the whole.
-        (None, false) if !flags.memory => report.write(root, &page)?,
+        (None, false) if !flags.memory && flags.part.is_none() => report.write(root, &page)?,
         (None, _) => {}
     }
     Ok(())
@@ -224,6 +237,19 @@ async fn fill(plan: &Plan, server: &Server) -> Result<Vec<Fleet>> {
     Ok(fleets)
 }
 
+async fn measure_part(part: Part, plan: &Plan, server: &Server, report: &mut Report) -> Result<()> {
+    match part {
+        Part::Held => held::measure(plan, server, report).await,
+        Part::Cycles => {
+            let fleet = Fleet::fill(server, plan.main_fleet).await?;
+            let measured = cycles::measure(plan, server, &fleet, report).await;
+            fleet.close().await?;
+            measured?;
+            cycles::measure_durable(plan, report).await
+        }
+    }
+}
+
 async fn measure(plan: &Plan, server: &Server, report: &mut Report) -> Result<()> {
     // What is watched for five minutes is memory, which filling tables does not change.
     let (steady, fleets) = tokio::try_join!(memory::steady(plan, server), fill(plan, server))?;
@@ -233,6 +259,7 @@ async fn measure(plan: &Plan, server: &Server, report: &mut Report) -> Result<()
     // Before what uses much memory in passing: what is given back is not seen to grow.
     agents::measure(plan, fleet, report).await?;
     cycles::measure(plan, server, fleet, report).await?;
+    cycles::measure_durable(plan, report).await?;
     pickup::measure(plan, fleet, report).await?;
     heartbeats::measure(plan, server, fleet, report).await?;
     for fleet in fleets {

@@ -35,16 +35,29 @@ const SETTINGS: [&str; 8] = [
     "work_mem",
 ];
 
-/// A private PostgreSQL. It does not wait for its disk, so that what is compared is work and not a
-/// disk's patience: for the ratios this is the harder way.
+/// A private PostgreSQL. Most is measured on one that does not wait for its disk, so that what is compared is
+/// work and not a disk's patience: for the ratios this is the harder way.
 pub(crate) struct Server {
     postgres: PrivatePostgres,
     pgbench: PathBuf,
     script: tempfile::NamedTempFile,
+    /// Holds what the server was told to keep, which goes with it all the same.
+    _kept: Option<tempfile::TempDir>,
 }
 
 impl Server {
+    /// One that does not wait for its disk.
     pub(crate) async fn start() -> Result<Self> {
+        Self::with(Storage::ThrowAway, None).await
+    }
+
+    /// One whose commits are on its disk before they are answered.
+    pub(crate) async fn start_durable() -> Result<Self> {
+        let kept = tempfile::tempdir()?;
+        Self::with(Storage::Staying(kept.path().join("postgres")), Some(kept)).await
+    }
+
+    async fn with(storage: Storage, kept: Option<tempfile::TempDir>) -> Result<Self> {
         let programs = postgres_programs::find().pop().context("no PostgreSQL server is installed")?;
         let pgbench = programs.path("pgbench");
         ensure!(
@@ -52,12 +65,12 @@ impl Server {
             "pgbench is part of PostgreSQL's package, and {} is not there",
             pgbench.display()
         );
-        let options = Options { storage: Storage::ThrowAway, max_connections: 200 };
+        let options = Options { storage, max_connections: 200 };
         let postgres = PrivatePostgres::start(options).await?;
         let script = tempfile::NamedTempFile::new()?;
         fs::write(script.path(), FLOOR)?;
         postgres.create_database("floor").await?;
-        let server = Self { postgres, pgbench, script };
+        let server = Self { postgres, pgbench, script, _kept: kept };
         let options: PgConnectOptions = server.url("floor").parse()?;
         let mut connection = options.connect().await?;
         sqlx::raw_sql(

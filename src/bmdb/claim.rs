@@ -12,6 +12,11 @@
 //! item) is found by the scans without marks, every five seconds and before
 //! "nothing is due" is ever said.
 //!
+//! A scan without marks passes every dead entry there is. Where that takes long,
+//! a claim that finds nothing does not go on to one each time: those scans take a
+//! tenth of the time at the most, and until the next one a claim says only that
+//! it has seen nothing ([`Claimed::NotSeen`]).
+//!
 //! A slack costs the entries of what was claimed within it. A claimer that has
 //! claimed hundreds of machines within the long one would pass all of them with
 //! every claim; it takes a short slack, which covers nearly every transaction,
@@ -49,6 +54,9 @@ pub enum Claimed {
     Contended,
     /// Nothing is due.
     Empty,
+    /// Nothing was seen where work was last, and everywhere was looked too recently for what that costs: look
+    /// again after this long, or when something is announced.
+    NotSeen(Duration),
 }
 
 /// What one index probe told.
@@ -73,6 +81,16 @@ const FAR_SCAN_EVERY: Duration = Duration::from_secs(1);
 const PASSED: usize = 256;
 /// How often watermarks are ignored.
 const FULL_SCAN_EVERY: Duration = Duration::from_secs(5);
+/// A scan without marks that took no longer may always be made again.
+const CHEAP: Duration = Duration::from_millis(10);
+/// The share of the time that dearer ones may take, as one in so many.
+const FULL_SCAN_SHARE: u32 = 10;
+
+/// How long after the end of a scan without marks, which took so long, a claim that finds nothing does not go on
+/// to another one.
+fn rest_after(took: Duration) -> Duration {
+    if took <= CHEAP { Duration::ZERO } else { (took * (FULL_SCAN_SHARE - 1)).min(FULL_SCAN_EVERY) }
+}
 
 /// Where a scan begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +143,8 @@ pub struct Claimer {
     /// When the last scan was made that went so far back at least.
     last_far_scan: Option<Instant>,
     last_full_scan: Option<Instant>,
+    /// No scan without marks follows a claim that found nothing before this.
+    rests_until: Option<Instant>,
 }
 
 impl Claimer {
@@ -140,6 +160,7 @@ impl Claimer {
             pass: [0.0; 3],
             last_far_scan: None,
             last_full_scan: None,
+            rests_until: None,
         }
     }
 
@@ -166,6 +187,8 @@ impl Claimer {
     }
 
     /// Claims at most one due machine for each of these idle sessions.
+    ///
+    /// [`Claimed::Empty`] is said only after a scan without marks.
     pub async fn claim(&mut self, idle: &[Session]) -> Result<Claimed, BmdbError> {
         if idle.is_empty() || self.providers.is_empty() {
             return Ok(Claimed::Empty);
@@ -176,19 +199,28 @@ impl Claimer {
         if scan == Scan::Full || !matches!(claimed, Claimed::Empty) {
             return Ok(claimed);
         }
-        self.claim_once(idle, Scan::Full).await
+        let rests = self.rests_until.map(|until| until.saturating_duration_since(Instant::now()));
+        match rests {
+            Some(rests) if !rests.is_zero() => Ok(Claimed::NotSeen(rests)),
+            _ => self.claim_once(idle, Scan::Full).await,
+        }
     }
 
     async fn claim_once(&mut self, idle: &[Session], scan: Scan) -> Result<Claimed, BmdbError> {
         let _claiming = Claiming::new(idle);
         let parameters = self.parameters(idle, scan);
+        let began = Instant::now();
         if scan != Scan::Near {
-            self.last_far_scan = Some(Instant::now());
+            self.last_far_scan = Some(began);
         }
         if scan == Scan::Full {
-            self.last_full_scan = Some(Instant::now());
+            self.last_full_scan = Some(began);
         }
-        let rows = match send(self.bmdb(), parameters).await {
+        let sent = send(self.bmdb(), parameters).await;
+        if scan == Scan::Full {
+            self.rests_until = Some(Instant::now() + rest_after(began.elapsed()));
+        }
+        let rows = match sent {
             Ok(rows) => rows,
             Err(error) => return self.adopt(idle, error).await,
         };
@@ -458,6 +490,15 @@ mod tests {
             (millis(0), None, true, Scan::Full),
         ] {
             assert_eq!(Scan::due(since_far, since_full, dense), scan, "{since_far:?} {since_full:?} {dense}");
+        }
+    }
+
+    #[test]
+    fn scans_without_marks_take_a_tenth_of_the_time_where_they_are_dear() {
+        for (took, rest) in
+            [(0, 0), (10, 0), (11, 99), (100, 900), (555, 4_995), (556, 5_000), (60_000, 5_000)]
+        {
+            assert_eq!(rest_after(Duration::from_millis(took)), Duration::from_millis(rest), "{took} ms");
         }
     }
 

@@ -20,6 +20,9 @@
 //! statement tells strangers from agents: anyone can make a key and say a
 //! thousand machine ids, and must not fill the queue that agents wait in.
 //!
+//! A heartbeat whose report cannot be stored is answered with that, and is stored without its report:
+//! its agent sends the report with every heartbeat until it is, and must not look dead for it.
+//!
 //! A group that the database refuses is sent in halves until the entry that is
 //! to blame stands alone. One that failed because the database is away is not:
 //! two thousand more attempts would not bring it back.
@@ -266,13 +269,33 @@ impl GroupCommit {
     }
 
     fn judge_singly(&mut self, entry: Entry) {
-        let (bmdb, permits) = (self.bmdb.clone(), self.permits.clone());
+        let (bmdb, permits, shard) = (self.bmdb.clone(), self.permits.clone(), self.shard);
         self.singles.spawn(async move {
             // Never closed.
             let Ok(_permit) = permits.acquire().await else { return };
             let stored = bmdb.store_heartbeat(entry.heartbeat.clone()).await;
+            if stored.is_err() && entry.heartbeat.has_report() {
+                keep_alive(&bmdb, shard, &entry.heartbeat).await;
+            }
             entry.answer(stored.map_err(|error| Arc::new(error).into()));
         });
+    }
+}
+
+/// Stores of a heartbeat that its agent is alive, without the report that could not be stored.
+async fn keep_alive(bmdb: &Bmdb, shard: i64, heartbeat: &Heartbeat) {
+    let bare = Arc::new(heartbeat.without_report());
+    let kept = match bmdb.store_group(shard, Arc::new([bare.clone()])).await {
+        // Not a plain one: the first ever, of a boot, or of a machine that was thought silent.
+        Ok(stored) if stored.is_empty() => bmdb.store_heartbeat(bare).await.map(|_| ()),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    };
+    match kept {
+        Ok(()) => tracing::warn!(machine = %heartbeat.machine, "a heartbeat was stored without its report"),
+        Err(error) => {
+            tracing::warn!(machine = %heartbeat.machine, %error, "nor could a heartbeat be stored without its report");
+        }
     }
 }
 

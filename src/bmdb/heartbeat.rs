@@ -73,6 +73,12 @@ impl Heartbeat {
     pub const fn has_report(&self) -> bool {
         self.hardware.is_some() || self.installation.is_some()
     }
+
+    /// The same, saying only that the agent lives.
+    #[must_use]
+    pub fn without_report(&self) -> Self {
+        Self { hardware: None, installation: None, ..self.clone() }
+    }
 }
 
 /// What became of an installation.

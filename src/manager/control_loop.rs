@@ -319,6 +319,8 @@ async fn source(
     match claimer.claim(&sessions).await? {
         Claimed::Work(work) => Ok(Sourced::Work(work)),
         Claimed::Contended => Ok(Sourced::Contended),
+        // What is announced meanwhile is claimed at once.
+        Claimed::NotSeen(wait) => Ok(Sourced::Nothing(Next::In(wait))),
         Claimed::Empty => {
             limiter.ready().await;
             Ok(Sourced::Nothing(claimer.probe().await?))

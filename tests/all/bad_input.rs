@@ -15,6 +15,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
 use crate::harness::mode::Mode;
+use crate::harness::port::reserved;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::Place;
 
@@ -250,7 +251,7 @@ async fn a_device_list_with_an_error_is_refused_by_the_check_and_by_the_service_
     let url = format!("--bmdb_url={}", empty.url());
     let not_found = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = not_found.local_addr().unwrap();
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = reserved().unwrap();
     std::thread::spawn(move || {
         for stream in not_found.incoming() {
             let Ok(mut stream) = stream else { return };
@@ -396,7 +397,7 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     let list = good_list(&place).unwrap();
     let mut rest = service(&place, &list);
     rest.push(dialect(database.mode()));
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = reserved().unwrap();
     let mut transcript = Transcript::new(&place);
     transcript.mask(closed.to_string(), "[closed]");
     transcript.mask(database.url(), "[database]");

@@ -160,7 +160,7 @@ impl Worker {
                     self.end(item).await?;
                 }
             }
-            Ok(Claimed::Contended | Claimed::Empty) => {}
+            Ok(Claimed::Contended | Claimed::Empty | Claimed::NotSeen(_)) => {}
             Err(error) => tolerate(Err(error))?,
         }
         Ok(())

@@ -276,6 +276,16 @@ impl Shepherd {
     }
 }
 
+/// What a claim comes back with once it has looked everywhere, if it must.
+pub(crate) async fn surely(claimer: &mut Claimer, session: &Session) -> anyhow::Result<Claimed> {
+    loop {
+        match claimer.claim(std::slice::from_ref(session)).await? {
+            Claimed::NotSeen(rests) => tokio::time::sleep(rests).await,
+            claimed => return Ok(claimed),
+        }
+    }
+}
+
 /// Polls until a condition holds; red with its name when it does not within [`PATIENCE`].
 pub(crate) async fn until(
     what: &str,

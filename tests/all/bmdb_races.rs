@@ -19,7 +19,7 @@ use shepherd::model::schedule::RULES_VERSION;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 
-use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, needs_human, until};
+use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, needs_human, surely, until};
 
 const LOCK_DUE: &str = "SELECT fence FROM machine_due WHERE machine_id = $1 FOR UPDATE";
 
@@ -307,7 +307,7 @@ async fn claim_that_waited_does_not_take_what_was_failed_meanwhile() -> anyhow::
     }
     assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
     let session = shepherd.session().await?;
-    assert!(matches!(claimer.claim(&[session]).await?, Claimed::Empty));
+    assert!(matches!(surely(&mut claimer, &session).await?, Claimed::Empty));
     shepherd.stop().await
 }
 
@@ -329,7 +329,7 @@ async fn loser_of_a_race_is_told_that_there_was_work() -> anyhow::Result<()> {
         let (mut claimer, session, claimed) = ended("the claim", claim).await?;
         assert!(matches!(claimed?, Claimed::Contended));
         quicker.rollback().await?;
-        assert!(matches!(claimer.claim(&[session]).await?, Claimed::Work(_)));
+        assert!(matches!(surely(&mut claimer, &session).await?, Claimed::Work(_)));
     } else {
         kit.until_blocked("worker", 1).await?;
         // All but a few are taken by the quicker one: the head is gone, and it is not "nothing due".
@@ -343,7 +343,7 @@ async fn loser_of_a_race_is_told_that_there_was_work() -> anyhow::Result<()> {
         quicker.commit().await?;
         let (mut claimer, session, claimed) = ended("the claim", claim).await?;
         match claimed? {
-            Claimed::Contended => assert!(matches!(claimer.claim(&[session]).await?, Claimed::Work(_))),
+            Claimed::Contended => assert!(matches!(surely(&mut claimer, &session).await?, Claimed::Work(_))),
             Claimed::Work(_) if kit.serializable() => {}
             other => panic!("{other:?}"),
         }
@@ -833,6 +833,7 @@ async fn row_armed_by_a_transaction_that_commits_late_is_seen() -> anyhow::Resul
                     return Ok(machine);
                 }
                 Claimed::Contended => {}
+                Claimed::NotSeen(rests) => tokio::time::sleep(rests).await,
                 Claimed::Empty => anyhow::bail!("nothing is due"),
             }
         }

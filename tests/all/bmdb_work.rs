@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use chrono::TimeDelta;
 use shepherd::bmdb::change::{FactChange, ProviderDetails};
 use shepherd::bmdb::claim::{Claimed, Next};
@@ -11,9 +12,10 @@ use shepherd::model::backoff::Backoff;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::time::Span;
+use sqlx::Connection as _;
 use sqlx::postgres::PgListener;
 
-use crate::bmdb_kit::{Kit, LONG, PATIENCE, Shepherd, hold, until};
+use crate::bmdb_kit::{Kit, LONG, PATIENCE, Shepherd, ended, hold, needs_human, surely, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finish() -> anyhow::Result<()> {
@@ -334,5 +336,50 @@ async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> anyho
     assert!(of("ending work", "refused")? > 0);
     assert_eq!((of("ending work", "done")?, of("ending work", "failed")?), (1, 0));
     assert_eq!(counted("shepherd_sessions_lost_total")?, 1);
+    shepherd.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due() -> anyhow::Result<()> {
+    let kit = Kit::new("rests").await?;
+    let machines = kit.provided(2, "rack").await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let later = "UPDATE machine_due SET ready_at = now() + INTERVAL '1 hour', bucket = 0
+                 WHERE machine_id = $1 AND lane = 'access'";
+    sqlx::query(later).bind(machines[1].0).execute(&kit.pool).await?;
+    let near = "UPDATE machine_due SET bucket = 0 WHERE machine_id = $1 AND lane = 'access'";
+    sqlx::query(near).bind(machines[0].0).execute(&kit.pool).await?;
+
+    // The first claim looks everywhere, and is made to take long.
+    let mut by_hand = kit.connection().await?;
+    let mut slow = by_hand.begin().await?;
+    sqlx::raw_sql("LOCK TABLE machine_due IN ACCESS EXCLUSIVE MODE").execute(&mut *slow).await?;
+    let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
+    let first = session.clone();
+    let claim = tokio::spawn(async move {
+        let claimed = claimer.claim(std::slice::from_ref(&first)).await;
+        (claimer, claimed)
+    });
+    kit.until_blocked("worker", 1).await?;
+    // How long it takes is the subject: a rest of five seconds, the longest, follows.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    slow.rollback().await?;
+    let (mut claimer, claimed) = ended("the claim", claim).await?;
+    let Claimed::Work(mut work) = claimed? else { panic!("the first machine is due") };
+    let work = work.pop().context("no work")?;
+    assert_eq!(work.machine(), machines[0]);
+    work.finish(vec![needs_human("done")], "done").await?;
+
+    // Due an hour before anything that was claimed: only a look everywhere sees it.
+    let long_due = "UPDATE machine_due SET ready_at = now() - INTERVAL '1 hour' WHERE machine_id = $1 AND lane = 'access'";
+    sqlx::query(long_due).bind(machines[1].0).execute(&kit.pool).await?;
+    let claimed = claimer.claim(std::slice::from_ref(&session)).await?;
+    let Claimed::NotSeen(rests) = claimed else { panic!("it was looked everywhere: {claimed:?}") };
+    assert!(rests <= Duration::from_secs(5), "{rests:?}");
+    let Claimed::Work(work) = surely(&mut claimer, &session).await? else { panic!("it is never found") };
+    assert_eq!(work[0].machine(), machines[1]);
+    drop(work);
+    shepherd.sessions.drained().await;
     shepherd.stop().await
 }

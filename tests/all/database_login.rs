@@ -3,7 +3,6 @@
 //! The server is one of our own with `ssl = on` and a certificate from a CA made for the test.
 
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
@@ -15,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use shepherd::bmdb::postgres_programs::{self, ServerUser};
 
 use crate::harness::child::shell_arguments;
+use crate::harness::port::reserved;
 use crate::harness::program::{PATIENCE, Place, Said};
 
 const PASSWORD: &str = "open-sesame-open";
@@ -52,8 +52,8 @@ impl TlsServer {
             fs::write(&path, text)?;
             own(&path, user.as_ref())?;
         }
-        // Given back a moment before it is taken: PostgreSQL cannot be told to choose.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        // PostgreSQL cannot be told to choose.
+        let port = reserved()?.port();
         let log = fs::File::create(place.path("server.log"))?;
         let mut child = postgres_programs::command(Path::new("/bin/sh"), user.as_ref())
             .args(shell_arguments(programs.path("postgres")))

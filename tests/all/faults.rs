@@ -37,3 +37,19 @@ fn every_planted_fault_applies_and_names_a_test_that_is_there() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn every_module_of_the_fire_stands_under_a_heading_of_its_long_form() -> Result<()> {
+    let modules = source::read("tests/all/fire/mod.rs".as_ref())?;
+    let modules: Vec<&str> =
+        modules.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect();
+    let script = source::read("tools/fire".as_ref())?;
+    let (_, headings) = script.split_once("headings=(").context("no headings in tools/fire")?;
+    let (headings, _) = headings.split_once("\n)").context("no end of the headings")?;
+    let under: Vec<&str> = headings.split(['=', ' ', '"', '\n']).filter(|word| !word.is_empty()).collect();
+    ensure!(modules.len() > 10, "{modules:?}");
+    for module in modules {
+        ensure!(under.contains(&module), "tools/fire has no heading for {module}: {under:?}");
+    }
+    Ok(())
+}

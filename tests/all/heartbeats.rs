@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
-use shepherd::bmdb::change::NewHeartbeat;
+use shepherd::bmdb::change::{NewHardwareReport, NewHeartbeat};
 use shepherd::bmdb::group_commit::{HeartbeatError, Heartbeats};
 use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
 use shepherd::bmdb::metrics::Metrics;
@@ -147,6 +147,38 @@ async fn poisoned_heartbeat_spoils_no_other() -> anyhow::Result<()> {
         .await?;
     assert_eq!(newer, 23);
     assert!(committing.metrics.heartbeat_batches_halved.get() > 0);
+    committing.end().await
+}
+
+/// An agent sends its report with every heartbeat until it is stored. One that never can be must not make its
+/// machine look dead.
+#[tokio::test]
+async fn report_that_cannot_be_stored_does_not_silence_its_machine() -> anyhow::Result<()> {
+    let database = TestDatabase::create("unstorable_report").await?;
+    let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
+    bmdb.migrate().await?;
+    let committing = committing(&database).await?;
+    for known in [true, false] {
+        let agent = TestAgent::new(&pool, &bmdb).await?;
+        if known {
+            committing.heartbeats.store(heartbeat(&agent, "a", 1)).await?;
+        }
+        let report = NewHardwareReport {
+            incarnation: "i".to_owned(),
+            report: Vec::new(),
+            manufacturer: Some("no text column takes a \u{0}".to_owned()),
+            product: None,
+            serial_number: None,
+            memory_bytes: 1,
+            cpu_threads: 1,
+        };
+        let reporting = Heartbeat { hardware: Some(report), ..heartbeat(&agent, "a", 2) };
+        let answer = committing.heartbeats.store(reporting).await;
+        assert!(matches!(answer, Err(HeartbeatError::Database(_))), "{known}: {answer:?}");
+        let text = "SELECT sequence FROM machine_agent_heartbeat WHERE machine_id = $1";
+        let heard: Option<i64> = sqlx::query_scalar(text).bind(agent.machine.0).fetch_optional(&pool).await?;
+        assert_eq!(heard, Some(2), "known before: {known}");
+    }
     committing.end().await
 }
 

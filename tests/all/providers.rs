@@ -22,6 +22,7 @@ use shepherd::providers::static_provider::{StaticConfig, StaticProvider};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
+use crate::harness::port::reserved;
 use crate::simulator::Running;
 
 const PATIENCE: Duration = Duration::from_mins(5);
@@ -298,7 +299,7 @@ async fn callers_that_wait_for_a_slow_list_share_one_reading() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_a_transient_error() {
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let closed = reserved().unwrap();
     let listed = statically(format!("http://someone:hush-hush@{closed}/devices.json")).unwrap().list().await;
     let config =
         SimulatedConfig { name: "sim".parse().unwrap(), url: format!("http://{closed}"), caller: None };

@@ -20,6 +20,7 @@ use tonic::Status;
 use self::callback::{Callback, Heard, curious};
 use self::odd_disk::OddDisk;
 use crate::harness::child::Detached;
+use crate::harness::port::reserved;
 
 pub(crate) mod callback;
 mod odd_disk;
@@ -324,8 +325,7 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> Resul
     let refuses = Callback::start(|_| Err(Status::unauthenticated("")))?;
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
-    // Nobody listens where a listener just was.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let closed = reserved()?.to_string();
     let endpoints = vec![closed, refuses.endpoint.clone(), callback.endpoint.clone()];
     let ca_certificates = vec![refuses.ca.clone(), callback.ca.clone()];
     machine.enroll(&wire::EnrollRequest { endpoints, ca_certificates, ..request(&callback, 1) })?;
@@ -394,7 +394,7 @@ fn agent_moves_where_an_answer_sends_it_and_remembers() -> Result<()> {
 
 #[test]
 fn agent_survives_settings_that_lead_nowhere() -> Result<()> {
-    let nowhere = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let nowhere = reserved()?.to_string();
     let callback = Callback::start(move |_| {
         Ok(wire::HeartbeatResponse { endpoints: vec![nowhere.clone()], ..Default::default() })
     })?;
@@ -420,7 +420,7 @@ fn answer_that_says_no_costs_no_connection() -> Result<()> {
 
 #[test]
 fn connection_stays_while_other_endpoints_come_and_go() -> Result<()> {
-    let nowhere = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let nowhere = reserved()?.to_string();
     let own = Arc::new(OnceLock::<String>::new());
     let (known, asked) = (own.clone(), AtomicUsize::new(0));
     let callback = Callback::start(move |_| {

@@ -148,6 +148,7 @@ async fn work_on_all(shepherd: &Shepherd, claimer: &mut Claimer, failing: bool) 
                 }
             }
             Claimed::Contended => tokio::task::yield_now().await,
+            Claimed::NotSeen(rests) => tokio::time::sleep(rests).await,
             Claimed::Empty => break,
         }
     }

@@ -148,6 +148,8 @@ async fn client(
             }
             Claimed::Contended => tokio::task::yield_now().await,
             Claimed::Empty => tokio::time::sleep(Duration::from_millis(1)).await,
+            // As a loop does, for which something is announced all the time.
+            Claimed::NotSeen(rests) => tokio::time::sleep(rests.min(Duration::from_millis(10))).await,
         }
     }
     Ok(())

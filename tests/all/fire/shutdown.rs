@@ -85,6 +85,14 @@ async fn tell_to_stop(fleet: &Fleet, name: &str, shepherd: &Program) -> Result<(
     Ok(())
 }
 
+/// Waits until the database has ended what a shepherd that is gone had sent: an end of work whose commit was on
+/// its way still takes effect.
+async fn unheard(fleet: &Fleet) -> Result<()> {
+    let gone = "SELECT count(*) = 0 FROM pg_stat_activity
+                WHERE datname = current_database() AND application_name = 'shepherd'";
+    fleet.until("the dead shepherd's connections are closed", gone).await
+}
+
 /// Stops a shepherd in this way. Says how many machines' work it left behind.
 async fn stopped(fleet: &Fleet, name: &str, way: Way, mut shepherd: Program) -> Result<i64> {
     let pid = shepherd.pid();
@@ -113,6 +121,7 @@ async fn stopped(fleet: &Fleet, name: &str, way: Way, mut shepherd: Program) -> 
             death(fleet, &mut shepherd, place).await?;
         }
     }
+    unheard(fleet).await?;
     let left = works_on(fleet, pid, 0).await?;
     match way.leaves_work() {
         Some(true) => ensure!(left > 0, "{way:?}: nothing was under way any more"),

@@ -7,7 +7,6 @@
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +22,7 @@ use tempfile::TempDir;
 
 pub(crate) use crate::harness::child::Program;
 use crate::harness::child::guarded;
+use crate::harness::port::reserved;
 use crate::harness::postgres::TestDatabase;
 
 /// Longest time for anything that a quiet host does in some seconds.
@@ -299,14 +299,7 @@ const BRISK: [&str; 15] = [
     "--shutdown_grace=10s",
 ];
 
-/// `127.0.0.1:PORT` with nobody on it, below the ports that the system gives to connections.
+/// `127.0.0.1:PORT` with nobody on it but the shepherds that are told to listen there.
 pub(crate) fn endpoint() -> Result<String> {
-    for _ in 0..100 {
-        let random = uuid::Uuid::new_v4();
-        let port = 18000 + u16::from_le_bytes([random.as_bytes()[0], random.as_bytes()[1]]) % 14000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return Ok(format!("127.0.0.1:{port}"));
-        }
-    }
-    bail!("no port is free")
+    Ok(reserved()?.to_string())
 }

@@ -1,0 +1,38 @@
+//! Ports of the loopback address that stay a test's own while nothing listens on them.
+//!
+//! A port that was bound and given back may be anybody's a moment later: another test's server, or the near
+//! end of some connection. So each is held by a socket that is bound and never listens: the system gives it to
+//! nobody else and refuses connections to it, and a server that sets `SO_REUSEADDR`, as all of ours do, can come
+//! and go. They are held until the run ends.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Mutex;
+
+use anyhow::{Context as _, Result};
+use tokio::net::TcpSocket;
+
+static HELD: Mutex<Vec<TcpSocket>> = Mutex::new(Vec::new());
+
+/// `127.0.0.1:PORT` with nobody on it but who is told to listen there.
+pub(crate) fn reserved() -> Result<SocketAddr> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).context("no port is free")?;
+    let address = socket.local_addr()?;
+    HELD.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(socket);
+    Ok(address)
+}
+
+#[test]
+fn a_reserved_port_refuses_and_is_listened_on_again_and_again() {
+    let address = reserved().unwrap();
+    for _ in 0..3 {
+        assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens");
+        let server = std::net::TcpListener::bind(address).unwrap();
+        let client = std::net::TcpStream::connect(address).unwrap();
+        let (_accepted, from) = server.accept().unwrap();
+        assert_eq!(from, client.local_addr().unwrap());
+    }
+    let others: Vec<SocketAddr> = (0..100).map(|_| reserved().unwrap()).collect();
+    assert!(!others.contains(&address), "given twice");
+}
