@@ -44,9 +44,10 @@ use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
 use crate::manager::metrics::{LoopMetrics, WorkResult};
 use crate::model::backoff::Backoff;
+use crate::model::breaker::Open;
 use crate::model::process::Process;
 use crate::model::schedule::next_due;
-use crate::model::time::Timestamp;
+use crate::model::time::{Timestamp, after};
 
 /// One kind of work, as a loop does it.
 #[async_trait]
@@ -89,6 +90,12 @@ impl Handled {
     /// Done, with what was learnt.
     pub fn finished(changes: Vec<FactChange>, detail: impl Into<String>) -> Self {
         Self::Finished { changes, detail: detail.into() }
+    }
+
+    /// Not now, because the provider hangs.
+    #[must_use]
+    pub fn left_alone(open: Open, now: Timestamp) -> Self {
+        Self::PutOff { changes: Vec::new(), until: after(now, open.wait), reason: open.reason }
     }
 }
 

@@ -8,12 +8,14 @@
 //! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
 //!   machines but over providers, one at a time each, under a named lease.
 //! * [`housekeeping`]: reaper, sweeper, brakes.
+//! * [`breakers`]: who of the providers hangs, and is left alone for a while.
 //!
 //! A loop never decides inside I/O code: `plan(snapshot, policy, now)` says
 //! what to do, the handler does it, and what was learnt goes back as changes.
 
 pub mod access;
 pub mod brakes;
+pub mod breakers;
 pub mod control_loop;
 pub(crate) mod failpoint;
 pub mod housekeeping;

@@ -16,10 +16,12 @@ use crate::bmdb::intent::{Permission, Step};
 use crate::bmdb::work::Work;
 use crate::manager::access::{Access, AccessError};
 use crate::manager::brakes::Brakes;
+use crate::manager::breakers::Admission;
 use crate::manager::control_loop::{ControlLoop, Handled, HandlerError, no_longer_due};
 use crate::manager::failpoint;
 use crate::manager::provider_set::ProviderSet;
 use crate::model::backoff::Backoff;
+use crate::model::breaker::Open;
 use crate::model::facts::{Provided, Recovery};
 use crate::model::ids::IntentId;
 use crate::model::needs_human::Obstacle;
@@ -42,7 +44,8 @@ pub struct Recoverer {
 /// What one machine's provider can do for it.
 struct Means {
     provided: Provided,
-    provider: Option<Arc<dyn Provider>>,
+    /// Whoever was asked, and may be asked further; `None` when the plan needs nothing of it.
+    provider: Option<(Arc<dyn Provider>, Admission)>,
     /// What the provider said; `None` when it was not asked, or could not say.
     rungs: Option<Rungs>,
 }
@@ -53,6 +56,8 @@ struct Planned {
     means: Means,
     /// Why the provider could not say what it can do.
     unasked: Option<String>,
+    /// Why it was not even asked.
+    open: Option<Open>,
 }
 
 #[async_trait]
@@ -74,7 +79,11 @@ impl ControlLoop for Recoverer {
         if let Some(over) = no_longer_due(work, &snapshot) {
             return Ok(over);
         }
-        let Planned { plan, means, unasked } = self.plan(work, &snapshot).await?;
+        let Planned { plan, means, unasked, open } = self.plan(work, &snapshot).await?;
+        // No try of the ladder is used up for it: nothing was done.
+        if let Some(open) = open {
+            return Ok(Handled::left_alone(open, snapshot.now));
+        }
         if let Some(why) = too_early(&plan, unasked.as_deref()) {
             return Err(HandlerError::new(why));
         }
@@ -120,6 +129,15 @@ impl Means {
             power_cycle: self.rungs.as_ref().is_some_and(Rungs::can_power_cycle),
         }
     }
+
+    /// One of the provider's capabilities, and leave to use it.
+    fn control<'m, C: ?Sized>(
+        &'m self,
+        of: impl FnOnce(&'m dyn Provider) -> Option<&'m C>,
+    ) -> Option<(&'m C, &'m Admission)> {
+        let (provider, admission) = self.provider.as_ref()?;
+        Some((of(&**provider)?, admission))
+    }
 }
 
 impl Recoverer {
@@ -133,15 +151,19 @@ impl Recoverer {
             .provided
             .clone()
             .ok_or_else(|| HandlerError::new("no provider has handed the machine over"))?;
-        let provider = self.providers.get(&provided.provider).cloned();
-        let mut means = Means { provided, provider, rungs: None };
+        let mut means = Means { provided, provider: None, rungs: None };
         let plan = decide(Steps { reboot: true, power_cycle: true, ..means.steps() });
         if !depends_on_provider(&plan) {
-            return Ok(Planned { plan, means, unasked: None });
+            return Ok(Planned { plan, means, unasked: None, open: None });
+        }
+        match self.providers.admit(&means.provided.provider) {
+            Ok(admitted) => means.provider = admitted,
+            Err(open) => return Ok(Planned { plan, means, unasked: None, open: Some(open) }),
         }
         let mut unasked = None;
-        if let Some(provider) = &means.provider {
-            match work.call_out(CALL_LIMIT, provider.rungs(&means.provided.provider_id)).await? {
+        if let Some((provider, admission)) = &means.provider {
+            let call = admission.look_up(provider.rungs(&means.provided.provider_id));
+            match work.call_out(CALL_LIMIT, call).await? {
                 Ok(found) => means.rungs = Some(found),
                 // The provider may be what is broken; SSH may still work.
                 Err(error) => {
@@ -150,7 +172,7 @@ impl Recoverer {
                 }
             }
         }
-        Ok(Planned { plan: decide(means.steps()), means, unasked })
+        Ok(Planned { plan: decide(means.steps()), means, unasked, open: None })
     }
 
     async fn act(
@@ -227,9 +249,10 @@ impl Recoverer {
                     Ok((Vec::new(), self.access.run(work, snapshot, argv).await?))
                 }
                 Some(RebootMethod::Provider) => {
-                    let control = means.provider.as_ref().and_then(|provider| provider.reboot());
-                    let control = control.ok_or_else(|| AccessError::new("the provider cannot reboot it"))?;
-                    work.call_out(CALL_LIMIT, control.reboot(id, intent))
+                    let (control, admission) = means
+                        .control(|provider| provider.reboot())
+                        .ok_or_else(|| AccessError::new("the provider cannot reboot it"))?;
+                    work.call_out(CALL_LIMIT, admission.ask(control.reboot(id, intent)))
                         .await?
                         .map_err(|error| AccessError::new(error.to_string()))?;
                     Ok((Vec::new(), "the provider took the order".to_owned()))
@@ -238,9 +261,10 @@ impl Recoverer {
                 None => Err(AccessError::new("its provider could not be asked")),
             },
             Disturbance::PowerCycle => {
-                let control = means.provider.as_ref().and_then(|provider| provider.power());
-                let control = control.ok_or_else(|| AccessError::new("the provider has no power over it"))?;
-                work.call_out(CALL_LIMIT, control.power(id, PowerAction::Cycle, intent))
+                let (control, admission) = means
+                    .control(|provider| provider.power())
+                    .ok_or_else(|| AccessError::new("the provider has no power over it"))?;
+                work.call_out(CALL_LIMIT, admission.ask(control.power(id, PowerAction::Cycle, intent)))
                     .await?
                     .map_err(|error| AccessError::new(error.to_string()))?;
                 Ok((Vec::new(), "the provider took the order".to_owned()))

@@ -42,18 +42,22 @@ impl ControlLoop for Updater {
         let Some(known) = facts.provided.clone() else {
             return Ok(Handled::finished(Vec::new(), "no provider has handed it over"));
         };
-        let Some(provider) = self.providers.get(&known.provider) else {
-            return Err(HandlerError::new(format!("provider {} is not configured here", known.provider)));
+        let (provider, admission) = match self.providers.admit(&known.provider) {
+            Ok(Some(admitted)) => admitted,
+            Ok(None) => {
+                return Err(HandlerError::new(format!("provider {} is not configured here", known.provider)));
+            }
+            Err(open) => return Ok(Handled::left_alone(open, snapshot.now)),
         };
-        let found =
-            work.call_out(CALL_LIMIT, provider.look_at(&known.provider_id)).await?.map_err(|error| {
-                let pause = work.bmdb().policy().1.update_failure_pause;
-                let permanent = !matches!(error.class, ErrorClass::Transient);
-                HandlerError {
-                    backoff: permanent.then_some(Backoff { initial: pause, maximum: pause, exponent: 1.0 }),
-                    ..HandlerError::new(error.to_string())
-                }
-            })?;
+        let call = admission.ask(provider.look_at(&known.provider_id));
+        let found = work.call_out(CALL_LIMIT, call).await?.map_err(|error| {
+            let pause = work.bmdb().policy().1.update_failure_pause;
+            let permanent = !matches!(error.class, ErrorClass::Transient);
+            HandlerError {
+                backoff: permanent.then_some(Backoff { initial: pause, maximum: pause, exponent: 1.0 }),
+                ..HandlerError::new(error.to_string())
+            }
+        })?;
         let (details, unchanged) = compare(&known, found);
         let mut detail = if unchanged { "nothing changed" } else { "the provider says something new" };
         let moved = moved(facts, &known, &details);

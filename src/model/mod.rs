@@ -9,6 +9,7 @@
 pub mod arguments;
 pub mod backoff;
 pub mod brake;
+pub mod breaker;
 pub mod disturb;
 pub mod facts;
 pub mod host_key;

@@ -189,6 +189,7 @@ pub async fn start(plan: &ServicePlan, database: &OpenDatabase) -> Result<Runnin
     let counted = Metrics::new();
     bmdb.metrics().register(&counted);
     let metrics = ManagerMetrics::register(&counted);
+    providers.register(&counted);
 
     let (sessions, keeper) =
         Sessions::new(bmdb.clone(), ProcessId::generate(), plan.flags.session_interval.0);
@@ -280,7 +281,7 @@ async fn start_parts(
         );
     }
     if has(Component::Provisioner) {
-        for provider in providers.iter() {
+        for (provider, breaker) in providers.iter() {
             let settings = ProvisionerSettings {
                 limits: Limits {
                     max_machines: (flags.provisioner_max_machines > 0)
@@ -289,6 +290,7 @@ async fn start_parts(
                 },
                 reconciler: Limiter::new(flags.provisioner_reconciler_rate),
                 creation: Limiter::new(flags.provisioner_device_creation_rate),
+                breaker: breaker.clone(),
             };
             let stop = running.drain.clone();
             running.workers.spawn(provisioner::run(

@@ -27,6 +27,7 @@ mod faults;
 mod fire;
 mod full_log;
 mod fuzz;
+mod hanging_provider;
 mod harness;
 mod heartbeats;
 mod newer_fence;

@@ -13,6 +13,7 @@ use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::lease::NamedLease;
 use shepherd::bmdb::session::Sessions;
 use shepherd::bmdb::work::Decision;
+use shepherd::manager::breakers::{BreakerMetrics, ProviderBreaker};
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::provisioner::plan::Limits;
 use shepherd::manager::provisioner::{self, ProvisionerSettings};
@@ -24,8 +25,9 @@ use shepherd::providers::provider::{
 use shepherd::providers::simulated::{SimulatedConfig, SimulatedProvider};
 use sqlx::Connection as _;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
-use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, until};
+use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, settings as connection_settings, until};
 use crate::checker::{Records, check};
 use crate::harness::fleet::{Fleet, Program, endpoint};
 
@@ -270,16 +272,28 @@ async fn a_creation_that_fails_is_skipped_and_every_machine_is_still_made_once()
 struct Scripted {
     name: ProviderName,
     lists: Mutex<Vec<Instant>>,
+    /// What it was asked to make, and to find.
+    made: Mutex<Vec<IntentId>>,
+    found: Mutex<Vec<IntentId>>,
     panics: usize,
+}
+
+fn all<T: Clone>(noted: &Mutex<Vec<T>>) -> Vec<T> {
+    noted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn note<T>(noted: &Mutex<Vec<T>>, one: T) {
+    noted.lock().unwrap_or_else(PoisonError::into_inner).push(one);
 }
 
 impl Scripted {
     fn new(panics: usize) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { name: "rack".parse()?, lists: Mutex::default(), panics }))
+        let (lists, made, found) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { name: "rack".parse()?, lists, made, found, panics }))
     }
 
     fn lists(&self) -> Vec<Instant> {
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        all(&self.lists)
     }
 }
 
@@ -342,13 +356,15 @@ impl Provider for Scripted {
 impl Creation for Scripted {
     async fn create(
         &self,
-        _intent: IntentId,
+        intent: IntentId,
         _reservation: Option<&str>,
     ) -> Result<ProviderMachine, ProviderError> {
+        note(&self.made, intent);
         Err(ProviderError::new(ErrorClass::Transient, "rack", "there is none today"))
     }
 
-    async fn find_by_intent(&self, _intent: IntentId) -> Result<Option<ProviderMachine>, ProviderError> {
+    async fn find_by_intent(&self, intent: IntentId) -> Result<Option<ProviderMachine>, ProviderError> {
+        note(&self.found, intent);
         Ok(None)
     }
 }
@@ -358,6 +374,7 @@ fn settings(reconciler: &str) -> Result<ProvisionerSettings> {
         limits: Limits { max_machines: None, chunk: 2 },
         reconciler: Limiter::new(reconciler.parse()?),
         creation: Limiter::new("1ms,50".parse()?),
+        breaker: ProviderBreaker::new("rack", BreakerMetrics::default()),
     })
 }
 
@@ -392,6 +409,50 @@ async fn a_lease_that_is_taken_while_the_shepherd_stops_is_given_back() -> Resul
     ended("the provisioner", running).await?;
     assert_eq!((kit.count(HELD).await?, kit.count(OPEN).await?), (0, 0));
     shepherd.stop().await
+}
+
+/// Between the record of an order and the order nobody tells the provisioner that its session is over: what
+/// would tell it waits as long as it does. It has to look by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_whose_record_outlasted_the_session_is_not_sent() -> Result<()> {
+    let kit = Kit::new("provision_outlasted").await?;
+    let bmdb = Bmdb::connect(connection_settings(&kit.database, "provisioner", 6)?).await?;
+    bmdb.read_policy().await?;
+    // Nobody keeps its sessions: they are neither renewed nor found to be over.
+    let (sessions, _keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_secs(2));
+    let stop = CancellationToken::new();
+    let provider = Scripted::new(0)?;
+    let mut by_hand = kit.connection().await?;
+    let running =
+        tokio::spawn(provisioner::run(sessions, provider.clone(), settings("200ms,1")?, stop.clone()));
+    let late = loop {
+        let mut holding = by_hand.begin().await?;
+        sqlx::raw_sql("LOCK TABLE intent IN SHARE MODE").execute(&mut *holding).await?;
+        kit.until_blocked("provisioner", 1).await?;
+        let alive = "SELECT count(*) FROM session WHERE closed_at IS NULL AND deadline > clock_timestamp()";
+        until("its session is over", async || Ok(kit.count(alive).await? == 0)).await?;
+        holding.commit().await?;
+        kit.bmdb.reap().await?;
+        // On a busy host the wait for the lock may have ended before, and nothing was recorded.
+        let recorded: Option<Uuid> = sqlx::query_scalar(
+            "SELECT i.intent_id FROM intent i JOIN session s USING (session_id) WHERE i.begun_at > s.deadline",
+        )
+        .fetch_optional(&kit.pool)
+        .await?;
+        if let Some(recorded) = recorded {
+            break IntentId(recorded);
+        }
+    };
+    until("the next pass has looked for it, and ordered others", async || {
+        kit.bmdb.reap().await?;
+        Ok(all(&provider.found).contains(&late) && !all(&provider.made).is_empty())
+    })
+    .await?;
+    stop.cancel();
+    ended("the provisioner", running).await?;
+    assert!(!all(&provider.made).contains(&late), "an order was sent for a session that was over");
+    bmdb.close().await;
+    Ok(())
 }
 
 #[tokio::test]

@@ -31,11 +31,13 @@ use crate::bmdb::lease::NamedLease;
 use crate::bmdb::provision::NewMachine;
 use crate::bmdb::session::{Session, Sessions, boot_time};
 use crate::bmdb::work::Decision;
+use crate::manager::breakers::{Admission, ProviderBreaker};
 use crate::manager::control_loop::panic_text;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
 use crate::manager::provisioner::plan::{Limits, ProvisionPlan, plan_provisioning};
 use crate::manager::updater::details_of;
+use crate::model::breaker::Open;
 use crate::model::ids::{IntentId, MachineId};
 use crate::providers::provider::{CALL_LIMIT, Provider, ProviderError, ProviderMachine};
 
@@ -51,6 +53,8 @@ pub struct ProvisionerSettings {
     pub reconciler: Limiter,
     /// How often a provider is asked for a machine.
     pub creation: Limiter,
+    /// Whether the provider is asked at all.
+    pub breaker: ProviderBreaker,
 }
 
 /// Why a pass ended early.
@@ -60,6 +64,8 @@ enum PassError {
     Bmdb(#[from] BmdbError),
     #[error("cannot list the machines of provider {provider}: {error}")]
     List { provider: String, error: ProviderError },
+    #[error("provider {provider} is not listed: {reason}")]
+    LeftAlone { provider: String, reason: String },
 }
 
 /// Provisions from one provider until `stop`. The lease is given back before it returns.
@@ -183,7 +189,8 @@ async fn pass(
     // The BMDB first: a machine that is recorded between the two readings is then listed and
     // unknown at the worst, and recording it again finds it.
     let known = bmdb.known_machines(name).await?;
-    let listed = provider.list().await;
+    let left_alone = |open: Open| PassError::LeftAlone { provider: name.to_owned(), reason: open.reason };
+    let listed = settings.breaker.admit().map_err(left_alone)?.ask(provider.list()).await;
     // Frozen meanwhile: what was heard is old, and another shepherd's to say.
     if session.remaining().is_zero() {
         return Err(BmdbError::SessionOver.into());
@@ -204,7 +211,7 @@ async fn pass(
     let (_, policy) = bmdb.policy();
     let plan = plan_provisioning(&listed, &known, &open, &policy.provisioner_brake, settings.limits);
     engage(bmdb, lease, plan.brake.as_deref()).await?;
-    settle_open(bmdb, lease, provider, &creations, &plan, policy.outward_limit.0).await?;
+    settle_open(bmdb, lease, provider, &settings.breaker, &creations, &plan, policy.outward_limit.0).await?;
     for (machine, reason) in &plan.quarantine {
         quarantine(bmdb, lease, *machine, reason).await?;
     }
@@ -224,7 +231,9 @@ async fn pass(
     let mut made = 0;
     for id in &plan.create {
         settings.creation.ready().await;
-        made += usize::from(create(bmdb, session, lease, provider, id).await?);
+        // Before an intent is recorded for an order that would not be sent.
+        let admission = settings.breaker.admit().map_err(left_alone)?;
+        made += usize::from(create(bmdb, session, lease, provider, &admission, id).await?);
     }
     // A provider that makes nothing is asked again at the reconciler's pace.
     Ok(full_chunk && made > 0)
@@ -251,6 +260,7 @@ async fn settle_open(
     bmdb: &Bmdb,
     lease: &NamedLease,
     provider: &dyn Provider,
+    breaker: &ProviderBreaker,
     open: &[OpenCreation],
     plan: &ProvisionPlan,
     limit: Duration,
@@ -261,13 +271,14 @@ async fn settle_open(
     let adopted: BTreeSet<IntentId> = plan.adopt.iter().map(|(intent, _)| *intent).collect();
     let Some(creation) = provider.creation() else { return Ok(()) };
     for OpenCreation { intent, age, .. } in open.iter().filter(|one| !adopted.contains(&one.intent)) {
-        match creation.find_by_intent(*intent).await {
+        // Unknown is not "nothing": asked again at a later pass.
+        let Ok(admission) = breaker.admit() else { return Ok(()) };
+        match admission.ask(creation.find_by_intent(*intent)).await {
             Ok(Some(machine)) => adopt(bmdb, lease, *intent, &machine).await?,
             Ok(None) if *age < limit => {}
             Ok(None) => {
                 bmdb.settle_creation(lease, *intent, "nothing was made").await?;
             }
-            // Unknown is not "nothing": asked again at the next pass.
             Err(error) => {
                 tracing::warn!(provider = lease.name, %intent, %error, "cannot find out what a creation did");
             }
@@ -294,6 +305,7 @@ async fn create(
     session: &Session,
     lease: &NamedLease,
     provider: &dyn Provider,
+    admission: &Admission,
     id: &str,
 ) -> Result<bool, BmdbError> {
     let Some(creation) = provider.creation() else { return Ok(false) };
@@ -302,7 +314,8 @@ async fn create(
     failpoint::pass(LEASE, "intended");
     let (_, policy) = bmdb.policy();
     let limit = may_ask(session.remaining(), boot_time().saturating_sub(begun), policy.outward_limit.0)?;
-    let Ok(asked) = tokio::time::timeout(limit, creation.create(intent, Some(id))).await else {
+    let Ok(asked) = tokio::time::timeout(limit, admission.ask(creation.create(intent, Some(id)))).await
+    else {
         tracing::warn!(
             provider = lease.name,
             provider_id = id,
