@@ -8,10 +8,15 @@ use crate::manager::breakers::{Admission, BreakerMetrics, ProviderBreaker};
 use crate::model::breaker::Open;
 use crate::providers::provider::Provider;
 
+/// A provider, and the breaker that stands before it.
+type Guarded = (Arc<dyn Provider>, ProviderBreaker);
+/// A provider, and leave to ask it.
+pub type Admitted = (Arc<dyn Provider>, Admission);
+
 /// Configured providers; cheap to clone.
 #[derive(Clone, Default)]
 pub struct ProviderSet {
-    by_name: Arc<BTreeMap<String, (Arc<dyn Provider>, ProviderBreaker)>>,
+    by_name: Arc<BTreeMap<String, Guarded>>,
     metrics: BreakerMetrics,
 }
 
@@ -34,7 +39,7 @@ impl ProviderSet {
     }
 
     /// The provider of that name and leave to ask it; `None` when it is not configured here.
-    pub fn admit(&self, name: &str) -> Result<Option<(Arc<dyn Provider>, Admission)>, Open> {
+    pub fn admit(&self, name: &str) -> Result<Option<Admitted>, Open> {
         let Some((provider, breaker)) = self.by_name.get(name) else { return Ok(None) };
         Ok(Some((provider.clone(), breaker.admit()?)))
     }
@@ -46,7 +51,7 @@ impl ProviderSet {
     }
 
     /// Every provider, and its breaker.
-    pub fn iter(&self) -> impl Iterator<Item = &(Arc<dyn Provider>, ProviderBreaker)> {
+    pub fn iter(&self) -> impl Iterator<Item = &Guarded> {
         self.by_name.values()
     }
 }
