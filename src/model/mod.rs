@@ -18,6 +18,7 @@ pub mod machine_view;
 pub mod needs_human;
 pub mod phase;
 pub mod policy;
+pub mod policy_flags;
 pub mod process;
 pub mod provider_status;
 pub mod readable;
