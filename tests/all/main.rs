@@ -29,6 +29,7 @@ mod full_log;
 mod fuzz;
 mod harness;
 mod heartbeats;
+mod issues;
 mod private_postgres;
 mod providers;
 mod provisioning;
