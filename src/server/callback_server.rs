@@ -23,7 +23,7 @@ use tonic::transport::Server;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::group_commit::{GroupCommit, Heartbeats};
-use crate::bmdb::metrics::{ByComponent, Metrics};
+use crate::bmdb::metrics::Metrics;
 use crate::bmdb::session::{Session, Sessions};
 use crate::model::time::Rate;
 use crate::proto::agent::v1::agent_callback_server::AgentCallbackServer;
@@ -32,6 +32,7 @@ use crate::server::callback_service::{CallRates, CallbackService};
 use crate::server::certificate::{Authorities, Certificate, CertificateSource, RenewalClock};
 use crate::server::error::ServerError;
 use crate::server::heartbeat_form::MESSAGE_LIMIT;
+use crate::server::presence::Presence;
 use crate::server::tls::server_config;
 
 /// Component of the session that a callback server holds.
@@ -112,7 +113,9 @@ pub async fn serve_agents(
     let certificate = Certificate::get(&settings.certificate, &bmdb, names, (settings.renewal.now)()).await?;
     let config = server_config(certificate.shown.clone())?;
     bmdb.read_policy().await?;
-    let session = start_session(&sessions, &endpoints, &metrics).await?;
+    let known = serde_json::json!({ "endpoints": &endpoints });
+    let presence = Presence::new(sessions.clone(), COMPONENT, known, metrics.clone());
+    let session = presence.start().await?;
 
     let authorities = certificate.authorities();
     let (told, endpoints_alive) = watch::channel(endpoints.clone());
@@ -133,13 +136,7 @@ pub async fn serve_agents(
         freshening: tokio::spawn(certificate.keep_fresh(settings.renewal, stop.clone())),
         forgetting: tokio::spawn(forget_keys(rates, stop.clone())),
         telling: tokio::spawn(tell_endpoints(bmdb, endpoints.clone(), told, stop.clone())),
-        presence: tokio::spawn(stay_known(
-            sessions.clone(),
-            session,
-            endpoints.clone(),
-            metrics,
-            stop.clone(),
-        )),
+        presence: tokio::spawn(presence.stay(session, stop.clone())),
         connections,
         service,
         group_commit,
@@ -212,39 +209,6 @@ async fn serve(service: CallbackService, connections: mpsc::Receiver<AgentStream
     }
 }
 
-async fn start_session(
-    sessions: &Sessions,
-    endpoints: &[String],
-    metrics: &Metrics,
-) -> Result<Session, crate::bmdb::error::BmdbError> {
-    let session = sessions.start(COMPONENT, serde_json::json!({ "endpoints": endpoints })).await?;
-    metrics.sessions_started.get_or_create(&ByComponent { component: COMPONENT }).inc();
-    Ok(session)
-}
-
-/// Keeps a session alive for others to find us by; returns the one to close.
-async fn stay_known(
-    sessions: Sessions,
-    mut session: Session,
-    endpoints: Vec<String>,
-    metrics: Metrics,
-    stop: CancellationToken,
-) -> Option<Session> {
-    loop {
-        let lost = session.lost().clone();
-        if stop.run_until_cancelled(lost.cancelled()).await.is_none() {
-            return Some(session);
-        }
-        session = loop {
-            stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await?;
-            match start_session(&sessions, &endpoints, &metrics).await {
-                Ok(session) => break session,
-                Err(error) => tracing::warn!(%error, "the callback server has no session; trying again"),
-            }
-        };
-    }
-}
-
 /// Looks every few seconds where agents can report; while the database is away, nothing changes.
 async fn tell_endpoints(
     bmdb: Bmdb,
@@ -279,7 +243,7 @@ async fn forget_keys(rates: Arc<CallRates>, stop: CancellationToken) {
 }
 
 /// Host name or address of an endpoint, without brackets.
-fn host_of(endpoint: &str) -> Result<String, ServerError> {
+pub(crate) fn host_of(endpoint: &str) -> Result<String, ServerError> {
     let odd = || ServerError::Endpoint(endpoint.to_owned());
     let (host, port) = endpoint.rsplit_once(':').ok_or_else(odd)?;
     let port: u16 = port.parse().map_err(|_| odd())?;
