@@ -13,9 +13,9 @@
 //! "nothing is due" is ever said.
 //!
 //! A scan without marks passes every dead entry there is. Where that takes long,
-//! a claim that finds nothing does not go on to one each time: those scans take a
-//! tenth of the time at the most, and until the next one a claim says only that
-//! it has seen nothing ([`Claimed::NotSeen`]).
+//! a claim that finds nothing does not go on to one each time, but rests from them
+//! for nine times as long, and never for more than the five seconds; until then
+//! it says only that it has seen nothing ([`Claimed::NotSeen`]).
 //!
 //! A slack costs the entries of what was claimed within it. A claimer that has
 //! claimed hundreds of machines within the long one would pass all of them with
@@ -83,7 +83,8 @@ const PASSED: usize = 256;
 const FULL_SCAN_EVERY: Duration = Duration::from_secs(5);
 /// A scan without marks that took no longer may always be made again.
 const CHEAP: Duration = Duration::from_millis(10);
-/// The share of the time that dearer ones may take, as one in so many.
+/// The share of the time that dearer ones may take, as one in so many; more only where one takes longer than a ninth
+/// of [`FULL_SCAN_EVERY`].
 const FULL_SCAN_SHARE: u32 = 10;
 
 /// How long after the end of a scan without marks, which took so long, a claim that finds nothing does not go on

@@ -274,7 +274,10 @@ impl GroupCommit {
             // Never closed.
             let Ok(_permit) = permits.acquire().await else { return };
             let stored = bmdb.store_heartbeat(entry.heartbeat.clone()).await;
-            if stored.is_err() && entry.heartbeat.has_report() {
+            if let Err(error) = &stored
+                && entry.heartbeat.has_report()
+                && may_be_the_report(error)
+            {
                 keep_alive(&bmdb, shard, &entry.heartbeat).await;
             }
             entry.answer(stored.map_err(|error| Arc::new(error).into()));
@@ -344,6 +347,12 @@ fn is_about_the_content(error: &BmdbError) -> bool {
     let code = database.code();
     let code = code.as_deref().unwrap_or_default();
     code.starts_with("22") || code.starts_with("23") || matches!(code, "55P03" | "57014")
+}
+
+/// Whether less of a heartbeat may pass: the database looked at it, or it lost against others as what writes much
+/// does. Where the database is away, nothing passes.
+fn may_be_the_report(error: &BmdbError) -> bool {
+    matches!(error, BmdbError::Conflict { .. }) || is_about_the_content(error)
 }
 
 fn shard_of(process: ProcessId) -> i64 {

@@ -361,9 +361,14 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
         let claimed = claimer.claim(std::slice::from_ref(&first)).await;
         (claimer, claimed)
     });
-    kit.until_blocked("worker", 1).await?;
-    // How long it takes is the subject: a rest of five seconds, the longest, follows.
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    // After which a rest of five seconds follows, the longest.
+    until("the claim has waited for longer than a ninth of that", async || {
+        let long = "SELECT count(*) FROM pg_stat_activity
+                    WHERE datname = current_database() AND application_name = 'worker' AND wait_event_type = 'Lock'
+                      AND pg_catalog.clock_timestamp() - query_start > INTERVAL '600 ms'";
+        Ok(kit.count(long).await? == 1)
+    })
+    .await?;
     slow.rollback().await?;
     let (mut claimer, claimed) = ended("the claim", claim).await?;
     let Claimed::Work(mut work) = claimed? else { panic!("the first machine is due") };
