@@ -12,6 +12,7 @@ use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
+use crate::harness::aloud::aloud;
 use crate::harness::program::{PATIENCE, Place};
 
 /// A demo that runs, with what it has said. Killed when dropped.
@@ -54,7 +55,10 @@ impl Demo {
                         return Ok(line);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => bail!("it never said {what:?}: {:#?}", self.said),
+                Err(RecvTimeoutError::Timeout) => {
+                    aloud(&format!("it never said {what:?}, and last {:#?}", self.said.last_chunk::<5>()));
+                    bail!("it never said {what:?}: {:#?}", self.said)
+                }
                 Err(RecvTimeoutError::Disconnected) => bail!("it ended without {what:?}: {:#?}", self.said),
             }
         }

@@ -20,6 +20,7 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tempfile::TempDir;
 
+use crate::harness::aloud::aloud;
 pub(crate) use crate::harness::child::Program;
 use crate::harness::child::guarded;
 use crate::harness::port::reserved;
@@ -240,6 +241,7 @@ impl Fleet {
         let deadline = Instant::now() + patience;
         while !self.holds(condition).await? {
             if Instant::now() > deadline {
+                aloud(&format!("waited in vain until {what}"));
                 bail!("waited in vain until {what}\n{}", self.explain().await?);
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -262,6 +264,7 @@ impl Fleet {
         .fetch_all(&self.pool)
         .await?;
         let mut text = format!("machines:\n  {}\n", machines.join("\n  "));
+        aloud(&text);
         for log in self.logs.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let said = std::fs::read_to_string(log).unwrap_or_default();
             let lines: Vec<&str> = said.lines().collect();

@@ -1,5 +1,6 @@
 //! What the tests stand on.
 
+pub(crate) mod aloud;
 pub(crate) mod callback;
 pub(crate) mod child;
 pub(crate) mod fleet;

@@ -19,6 +19,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool};
 use tokio::sync::oneshot;
 
+use crate::harness::aloud::assertions_aloud;
 use crate::harness::mode::Mode;
 
 /// How many connections each test that runs beside others may count on.
@@ -48,6 +49,7 @@ pub(crate) struct TestDatabase {
 impl TestDatabase {
     /// Copies the template. `test_name` makes the database recognisable to a person with `psql`.
     pub(crate) async fn create(test_name: &str) -> anyhow::Result<Self> {
+        assertions_aloud();
         let mode = Mode::of_this_run()?;
         let name = database_name(test_name);
         let (answer, answered) = oneshot::channel();

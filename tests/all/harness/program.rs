@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
+use crate::harness::aloud::assertions_aloud;
 use crate::harness::child::guarded;
 
 /// How long anything may take before a test gives up on it.
@@ -29,6 +30,7 @@ pub(crate) struct Said {
 
 impl Place {
     pub(crate) fn new() -> anyhow::Result<Self> {
+        assertions_aloud();
         let directory = tempfile::Builder::new().prefix("shepherd-place-").tempdir()?;
         // A private PostgreSQL runs as another user when this one is root.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755))?;
