@@ -212,7 +212,7 @@ async fn run(flags: &Flags) -> Result<()> {
             Err(error) => Err(error),
         },
         Flags { part: Some(part), .. } => measure_part(*part, &plan, &server, &mut report).await,
-        _ => measure(&plan, &server, &mut report).await,
+        _ => Box::pin(measure(&plan, &server, &mut report)).await,
     };
     server.stop().await?;
     measured?;

@@ -10,18 +10,25 @@ use crate::model::time::Span;
 impl Bmdb {
     /// Writes `policy` unless there is one already.
     pub(crate) async fn write_default_policy(&self, policy: &Policy) -> Result<(), BmdbError> {
-        sqlx::query_file!(
-            "sql/setup/policy.sql",
-            document(policy)?,
-            milliseconds(policy.recovery_first_heartbeat_timeout),
-            milliseconds(policy.recovery_silence_timeout),
-            milliseconds(policy.effective_listening_gap()),
-            milliseconds(policy.outward_limit),
-        )
-        .execute(self.pool())
+        let written = document(policy)?;
+        let policy = policy.clone();
+        self.statement("writing the default policy", move |connection| {
+            let (written, policy) = (written.clone(), policy.clone());
+            Box::pin(async move {
+                sqlx::query_file!(
+                    "sql/setup/policy.sql",
+                    written,
+                    milliseconds(policy.recovery_first_heartbeat_timeout),
+                    milliseconds(policy.recovery_silence_timeout),
+                    milliseconds(policy.effective_listening_gap()),
+                    milliseconds(policy.outward_limit),
+                )
+                .execute(connection)
+                .await
+                .map(drop)
+            })
+        })
         .await
-        .doing("writing the default policy")?;
-        Ok(())
     }
 
     /// Reads the policy, remembers it, and returns its version.

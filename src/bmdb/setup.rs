@@ -1,16 +1,19 @@
 //! The schema: bringing it up to date, or saying why not.
 //!
 //! Migrations are locked by a row of our own instead of an advisory lock, which
-//! not every database has. The row is taken for a bounded time: a shepherd that
-//! dies while migrating does not lock the others out for ever.
+//! not every database has. The row is taken for a bounded time, which is prolonged
+//! while a migration runs: a shepherd that dies while migrating does not lock the
+//! others out for ever, and one whose tables are large is not taken for dead.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use sqlx::Executor;
-use sqlx::migrate::Migrator;
+use sqlx::migrate::{MigrateError, Migrator};
+use tokio::time::Instant;
 
-use crate::bmdb::connection::{Bmdb, Doing};
-use crate::bmdb::error::BmdbError;
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::error::{BmdbError, Remedy, is_lock_not_available, remedy};
 use crate::model::policy::{Disturbance, Policy};
 
 /// Every migration of this release.
@@ -18,6 +21,7 @@ pub static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
 const LOCK_TABLE: &str = include_str!("../../sql/setup/lock_table.sql");
 const TAKE_LOCK: &str = include_str!("../../sql/setup/take_lock.sql");
+const PROLONG_LOCK: &str = include_str!("../../sql/setup/prolong_lock.sql");
 const DROP_LOCK: &str = include_str!("../../sql/setup/drop_lock.sql");
 const HAS_SCHEMA: &str = include_str!("../../sql/setup/has_schema.sql");
 const APPLIED: &str = include_str!("../../sql/setup/applied.sql");
@@ -29,15 +33,24 @@ pub fn known_version() -> i64 {
     MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or(0)
 }
 
+/// How long another one's migration is waited for, and how often is asked whether it has ended.
+const OTHERS_TURN: Duration = Duration::from_mins(2);
+const ASK_EVERY: Duration = Duration::from_millis(100);
+/// How often the lock is prolonged, by whoever migrates for longer than it is taken for.
+const PROLONG_EVERY: Duration = Duration::from_secs(5);
+/// How often migrations are begun again that met others at work.
+const MIGRATION_TRIES: u32 = 20;
+
 impl Bmdb {
     /// Schema version of the database; 0 when it has none.
     pub async fn schema_version(&self) -> Result<i64, BmdbError> {
-        let what = "reading the schema version";
-        let has_schema: bool = sqlx::query_scalar(HAS_SCHEMA).fetch_one(self.pool()).await.doing(what)?;
-        if !has_schema {
-            return Ok(0);
-        }
-        sqlx::query_scalar(APPLIED).fetch_one(self.pool()).await.doing(what)
+        self.statement("reading the schema version", |connection| {
+            Box::pin(async move {
+                let has_schema: bool = sqlx::query_scalar(HAS_SCHEMA).fetch_one(&mut *connection).await?;
+                if has_schema { sqlx::query_scalar(APPLIED).fetch_one(connection).await } else { Ok(0) }
+            })
+        })
+        .await
     }
 
     /// Brings the schema up to date and writes the rows that must exist. Safe from several
@@ -48,28 +61,61 @@ impl Bmdb {
         if found > known {
             return Err(BmdbError::NewerSchema { found, known });
         }
-        self.pool().execute(LOCK_TABLE).await.or_else(ignore_race).doing("creating the migration lock")?;
+        self.statement("creating the migration lock", |connection| {
+            Box::pin(async move { connection.execute(LOCK_TABLE).await.map(drop).or_else(ignore_race) })
+        })
+        .await?;
         let me = uuid::Uuid::new_v4();
-        for attempt in 0.. {
-            let taken = sqlx::query(TAKE_LOCK).bind(me).execute(self.pool()).await;
-            match taken {
-                Ok(done) if done.rows_affected() == 1 => break,
-                Ok(_) | Err(sqlx::Error::Database(_)) if attempt < 1200 => {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-                Ok(_) => {
-                    return Err(BmdbError::Migrate(
-                        "another shepherd has been migrating for two minutes".into(),
-                    ));
-                }
-                Err(error) => {
-                    return Err(BmdbError::Statement { what: "taking the migration lock", source: error });
-                }
+        let began = Instant::now();
+        while !self.take_migration_lock(me).await? {
+            if began.elapsed() > OTHERS_TURN {
+                return Err(BmdbError::Migrate(
+                    "another shepherd has been migrating for two minutes; start this one again when that is done"
+                        .to_owned(),
+                ));
+            }
+            tokio::time::sleep(ASK_EVERY).await;
+        }
+        let migrated = tokio::select! {
+            migrated = self.migrate_locked() => migrated,
+            never = self.prolong_migration_lock(me) => match never {},
+        };
+        let given_back = self
+            .statement("giving back the migration lock", move |connection| {
+                Box::pin(async move { sqlx::query(DROP_LOCK).bind(me).execute(connection).await.map(drop) })
+            })
+            .await;
+        migrated.and(given_back)
+    }
+
+    /// Whether it is ours now.
+    async fn take_migration_lock(&self, me: uuid::Uuid) -> Result<bool, BmdbError> {
+        let taken = self
+            .statement("taking the migration lock", move |connection| {
+                Box::pin(async move { sqlx::query(TAKE_LOCK).bind(me).execute(connection).await })
+            })
+            .await;
+        match taken {
+            Ok(done) => Ok(done.rows_affected() == 1),
+            Err(BmdbError::Conflict { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn prolong_migration_lock(&self, me: uuid::Uuid) -> Infallible {
+        loop {
+            tokio::time::sleep(PROLONG_EVERY).await;
+            let prolonged = self
+                .statement("prolonging the migration lock", move |connection| {
+                    Box::pin(
+                        async move { sqlx::query(PROLONG_LOCK).bind(me).execute(connection).await.map(drop) },
+                    )
+                })
+                .await;
+            if let Err(error) = prolonged {
+                tracing::warn!(%error, "cannot prolong the migration lock; trying again");
             }
         }
-        let result = self.migrate_locked().await;
-        sqlx::query(DROP_LOCK).bind(me).execute(self.pool()).await.doing("giving back the migration lock")?;
-        result
     }
 
     async fn migrate_locked(&self) -> Result<(), BmdbError> {
@@ -79,9 +125,7 @@ impl Bmdb {
             return Err(BmdbError::NewerSchema { found, known });
         }
         if found < known {
-            let mut migrator = Migrator { migrations: MIGRATIONS.migrations.clone(), ..Migrator::DEFAULT };
-            migrator.set_locking(false);
-            migrator.run(self.pool()).await.map_err(|error| BmdbError::Migrate(error.to_string()))?;
+            self.apply_migrations().await?;
             if let Err(error) = self.pool().execute(TUNING).await {
                 tracing::info!(%error, "the database takes no storage settings; going on without");
             }
@@ -89,17 +133,42 @@ impl Bmdb {
         self.write_first_rows().await
     }
 
+    /// A shepherd of an older release may be at work meanwhile. Each migration is a transaction that also
+    /// records it, so one that lost against others, or waited too long for a lock of theirs, is run again.
+    async fn apply_migrations(&self) -> Result<(), BmdbError> {
+        let mut migrator = Migrator { migrations: MIGRATIONS.migrations.clone(), ..Migrator::DEFAULT };
+        migrator.set_locking(false);
+        let mut tries = 1;
+        while let Err(error) = migrator.run(self.pool()).await {
+            if tries >= MIGRATION_TRIES || !met_others(&error) {
+                return Err(BmdbError::Migrate(error.to_string()));
+            }
+            tracing::warn!(%error, tries, "a migration met others at work; trying again");
+            tries += 1;
+            tokio::time::sleep(ASK_EVERY).await;
+        }
+        Ok(())
+    }
+
     async fn write_first_rows(&self) -> Result<(), BmdbError> {
         self.write_default_policy(&Policy::default()).await?;
-        sqlx::query_file!("sql/setup/identity.sql", uuid::Uuid::new_v4())
-            .execute(self.pool())
-            .await
-            .doing("naming the BMDB")?;
+        let id = uuid::Uuid::new_v4();
+        self.statement("naming the BMDB", move |connection| {
+            Box::pin(async move {
+                sqlx::query_file!("sql/setup/identity.sql", id).execute(connection).await.map(drop)
+            })
+        })
+        .await?;
         for step in Disturbance::ALL {
-            sqlx::query_file!("sql/setup/budget_lease.sql", step.as_str())
-                .execute(self.pool())
-                .await
-                .doing("preparing budgets")?;
+            self.statement("preparing budgets", move |connection| {
+                Box::pin(async move {
+                    sqlx::query_file!("sql/setup/budget_lease.sql", step.as_str())
+                        .execute(connection)
+                        .await
+                        .map(drop)
+                })
+            })
+            .await?;
         }
         Ok(())
     }
@@ -116,23 +185,35 @@ impl Bmdb {
 
     /// Which bare metal database this is.
     pub async fn identity(&self) -> Result<uuid::Uuid, BmdbError> {
-        let row = sqlx::query_file!("sql/setup/read_identity.sql")
-            .fetch_one(self.pool())
-            .await
-            .doing("reading the BMDB's identity")?;
-        Ok(row.bmdb_id)
+        self.statement("reading the BMDB's identity", |connection| {
+            Box::pin(async move {
+                let row = sqlx::query_file!("sql/setup/read_identity.sql").fetch_one(connection).await?;
+                Ok(row.bmdb_id)
+            })
+        })
+        .await
     }
 }
 
 /// Two processes that create the table at once: one of them is told that it exists, in one of
 /// four ways: as a table, as the table's type, as a key of the catalogue, as a conflict.
-fn ignore_race(error: sqlx::Error) -> Result<sqlx::postgres::PgQueryResult, sqlx::Error> {
+fn ignore_race(error: sqlx::Error) -> Result<(), sqlx::Error> {
     match &error {
         sqlx::Error::Database(database)
             if matches!(database.code().as_deref(), Some("42P07" | "42710" | "23505" | "40001")) =>
         {
-            Ok(sqlx::postgres::PgQueryResult::default())
+            Ok(())
         }
         _ => Err(error),
+    }
+}
+
+/// Whether others were in the way of a migration, and may not be the next time.
+fn met_others(error: &MigrateError) -> bool {
+    match error {
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
+            matches!(remedy(error, false), Remedy::Again) || is_lock_not_available(error)
+        }
+        _ => false,
     }
 }

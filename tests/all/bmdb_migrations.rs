@@ -1,6 +1,9 @@
 //! The schema forward and back, by several at once, and refused when it is not ours; and the pairs of
 //! statements of which one may skip locked rows and the other may not.
 
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
 use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
 use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::setup::{MIGRATIONS, known_version};
@@ -10,6 +13,7 @@ use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 
 use crate::bmdb_kit::{Kit, dialect};
 use crate::harness::postgres::TestDatabase;
+use crate::harness::program::PATIENCE;
 use crate::harness::source;
 
 /// An empty database in the test's own server, without shim: migrations as in earnest.
@@ -112,6 +116,61 @@ async fn several_processes_migrate_an_empty_database_at_once() -> anyhow::Result
             .fetch_one(&mut connection)
             .await?;
     assert_eq!((rows, locks), (1, 0));
+    Ok(())
+}
+
+/// What has been waiting for a lock on `history`, and until when the migration lock is taken.
+async fn waiting(looking: &mut PgConnection) -> anyhow::Result<Option<(String, DateTime<Utc>)>> {
+    Ok(sqlx::query_as(
+        "SELECT l.virtualtransaction, m.until FROM pg_locks l, migration_lock m
+         WHERE l.relation = 'history'::regclass AND NOT l.granted AND l.database =
+               (SELECT oid FROM pg_database WHERE datname = current_database())",
+    )
+    .fetch_optional(looking)
+    .await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn migration_that_waits_for_others_keeps_its_lock_and_is_run_again() -> anyhow::Result<()> {
+    let database = TestDatabase::create("migrate_beside").await?;
+    let mut older = empty(&database).await?;
+    migrator().run_to(4, &mut older).await?;
+    let mut looking = database.url().parse::<PgConnectOptions>()?.connect().await?;
+    sqlx::raw_sql(
+        "SET default_transaction_isolation = 'read committed'; SET search_path = public, shim, pg_catalog",
+    )
+    .execute(&mut looking)
+    .await?;
+    // One of the release before writes history, and takes longer than a statement waits for a lock.
+    sqlx::raw_sql("BEGIN; LOCK TABLE history IN ROW EXCLUSIVE MODE").execute(&mut older).await?;
+    let bmdb = Bmdb::connect(settings(&database)?).await?;
+    let migrating = tokio::spawn({
+        let bmdb = bmdb.clone();
+        async move { bmdb.migrate().await }
+    });
+    let deadline = Instant::now() + PATIENCE;
+    let mut seen = Vec::new();
+    let (mut again, mut prolonged) = (false, false);
+    while !(again && prolonged) {
+        anyhow::ensure!(!migrating.is_finished(), "it gave up: {:?}", migrating.await);
+        anyhow::ensure!(Instant::now() < deadline, "run again: {again}, lock prolonged: {prolonged}");
+        if sqlx::query_scalar("SELECT to_regclass('migration_lock') IS NOT NULL")
+            .fetch_one(&mut looking)
+            .await?
+            && let Some(found) = waiting(&mut looking).await?
+        {
+            seen.push(found);
+        }
+        again = seen.iter().any(|(transaction, _)| *transaction != seen[0].0);
+        prolonged = seen.iter().any(|(_, until)| *until > seen[0].1);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(bmdb.schema_version().await? < known_version(), "it did not wait");
+    sqlx::raw_sql("COMMIT").execute(&mut older).await?;
+    migrating.await??;
+    bmdb.require_schema().await?;
+    let locks: i64 = sqlx::query_scalar("SELECT count(*) FROM migration_lock").fetch_one(&mut older).await?;
+    assert_eq!(locks, 0);
     Ok(())
 }
 
