@@ -1,5 +1,6 @@
 //! `shepherd demo` as a newcomer drives it: the real program, its simulator and its PostgreSQL.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -62,6 +63,20 @@ impl Demo {
                 Err(RecvTimeoutError::Disconnected) => bail!("it ended without {what:?}: {:#?}", self.said),
             }
         }
+    }
+
+    /// The machines of which it said that they left Ready, and not yet that they are back.
+    fn away(&self) -> BTreeSet<&str> {
+        let mut away = BTreeSet::new();
+        for line in &self.said {
+            let Some((name, change)) = line.trim_start().split_once("  ") else { continue };
+            if change.starts_with("Ready → ") {
+                away.insert(name);
+            } else if change.contains("→ Ready, back after ") {
+                away.remove(name);
+            }
+        }
+        away
     }
 
     pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
@@ -279,7 +294,10 @@ fn a_machine_that_is_broken_as_printed_leaves_ready_and_comes_back() {
     demo.until("sim-0007  Ready → ").unwrap();
     assert!(demo.pasted(&place, "get machines").unwrap().contains("sim-0007"));
     assert!(demo.pasted(&place, "why sim-0007").unwrap().contains("sim-0007"));
-    demo.until("→ Ready, back after").unwrap();
+    // On a host with too much to do others may leave, and come back.
+    while !demo.away().is_empty() {
+        demo.until("→ Ready, back after").unwrap();
+    }
     let timeline = demo.pasted(&place, "timeline sim-0007").unwrap();
     assert!(timeline.contains("Recovery"), "{timeline}");
     demo.signal(Signal::INT).unwrap();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::bmdb::error::BmdbError;
 use crate::model::phase::Phase;
 use crate::model::shell_words::word;
 use crate::service::demo::healing::Healing;
@@ -17,6 +18,8 @@ use crate::simulator::faults::Profile;
 
 /// How often the fleet is looked at.
 const LOOK: Duration = Duration::from_millis(250);
+/// For how long looks may come to nothing.
+const BLIND: Duration = Duration::from_mins(1);
 
 /// What the commands are made of that a person can paste.
 pub(super) struct Printed<'a> {
@@ -42,7 +45,7 @@ pub(super) async fn watch(
     let mut fleet = i64::from(demo.machines);
     let mut progress = Progress::new();
     loop {
-        let phases = database.bmdb.indexed_phases().await.map_err(database_failure)?;
+        let phases = seen(async || database.bmdb.indexed_phases().await).await?;
         let ready = phases.get(Phase::Ready.as_str()).copied().unwrap_or(0);
         // A kept fleet may be larger than what was asked for this time.
         fleet = fleet.max(phases.values().sum());
@@ -65,11 +68,24 @@ pub(super) async fn watch(
     say(&printed.commands(demo.machines))?;
     let mut summary = Summary(Healing::default());
     loop {
-        let seen = database.bmdb.machine_phases().await.map_err(database_failure)?;
-        for line in summary.0.observe(seen, std::time::Instant::now()) {
+        let machines = seen(async || database.bmdb.machine_phases().await).await?;
+        for line in summary.0.observe(machines, std::time::Instant::now()) {
             say(&line)?;
         }
         tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// What a look at the fleet shows. On a host with much else to do one may come to nothing; the demo ends only
+/// when nothing is seen for long.
+async fn seen<T>(look: impl AsyncFn() -> Result<T, BmdbError>) -> Result<T, Failure> {
+    let began = Instant::now();
+    loop {
+        match look().await {
+            Ok(seen) => return Ok(seen),
+            Err(error) if began.elapsed() > BLIND => return Err(database_failure(error)),
+            Err(_) => tokio::time::sleep(LOOK).await,
+        }
     }
 }
 
