@@ -38,9 +38,26 @@ pub(super) async fn judge(fleet: &Fleet) -> Result<()> {
     judge_records(fleet, &Records::read(&fleet.pool, &fleet.journal()?).await?).await
 }
 
+/// What happened, for a person who looks at a violation: the journal's lines, then history's.
+async fn story(fleet: &Fleet) -> Result<String> {
+    let mut lines: Vec<String> = fleet.journal()?.iter().map(ToString::to_string).collect();
+    let edges: Vec<String> = sqlx::query_scalar(
+        "SELECT concat_ws(' ', h.at, p.provider_id, h.lane, h.event, h.fence, s.runtime_info->>'pid', h.detail)
+         FROM history h LEFT JOIN session s USING (session_id) LEFT JOIN machine_provided p USING (machine_id)
+         ORDER BY h.at",
+    )
+    .fetch_all(&fleet.pool)
+    .await?;
+    lines.extend(edges);
+    Ok(lines.join("\n"))
+}
+
 /// The same of these records.
 pub(super) async fn judge_records(fleet: &Fleet, records: &Records) -> Result<()> {
-    assert_eq!(check(records), []);
+    let found = check(records);
+    if !found.is_empty() {
+        anyhow::bail!("{found:?}\n{}\n{}", story(fleet).await?, fleet.explain().await?);
+    }
     assert!(
         fleet.holds("SELECT count(*) = 0 FROM intent WHERE settled_at IS NULL").await?,
         "an intent is open"

@@ -7,7 +7,8 @@
 //! work lasts for longer than a signal takes.
 //!
 //! What a shepherd had begun on a machine goes on there for these two seconds after it is gone, and nobody
-//! can call it back: the fence is for that. So a call counts until its caller's end, and no longer.
+//! can call it back: the fence is for that. So a call counts until its caller's end, and no longer; one that
+//! the machine begins only after that, because the caller died in these two seconds, does not count.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -154,22 +155,19 @@ fn key_of(arguments: &Value) -> Option<&str> {
 struct Gone(HashMap<String, u64>);
 
 impl Gone {
-    /// Somebody is, who alone has made calls since everybody before.
-    fn note(&mut self, fleet: &Fleet) -> Result<()> {
-        let journal = fleet.journal()?;
-        for key in journal.iter().filter_map(|line| key_of(&line["arguments"])) {
-            self.0.entry(key.to_owned()).or_insert(journal.len() as u64);
-        }
+    /// The shepherd of this name is.
+    fn note(&mut self, fleet: &Fleet, name: &str) -> Result<()> {
+        self.0.insert(fleet.ssh_key(name)?, fleet.journal()?.len() as u64);
         Ok(())
     }
 
-    /// Ends each call where its caller was gone; one that arrived only then, at once.
+    /// Ends each call where its caller was gone, and leaves out what a slow machine began only then.
     fn end_calls(&self, records: &mut Records) {
-        for call in &mut records.calls {
-            if let Some(gone) = key_of(&call.arguments).and_then(|key| self.0.get(key)) {
-                call.end = call.end.min(*gone).max(call.start);
-            }
-        }
+        records.calls.retain_mut(|call| {
+            let gone = key_of(&call.arguments).and_then(|key| self.0.get(key)).copied().unwrap_or(u64::MAX);
+            call.end = call.end.min(gone);
+            call.start <= gone
+        });
     }
 }
 
@@ -194,7 +192,7 @@ async fn a_shepherd_that_dies_while_it_stops_leaves_each_machine_to_be_ready_onc
             None => fleet.shepherd(&name, &endpoints, &flags)?,
         };
         left += stopped(&fleet, &name, way, shepherd).await?;
-        gone.note(&fleet)?;
+        gone.note(&fleet, &name)?;
     }
     for number in 1..=machines {
         fleet.strike(&format!("sim-{number:04}"), "heal").await?;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
+use russh::keys::{HashAlg, load_secret_key};
 use serde_json::Value;
 use shepherd::simulator::fault_command::{self, FaultArgs};
 use sqlx::PgPool;
@@ -114,6 +115,12 @@ impl Fleet {
     /// The name is that of its SSH key too, by which the simulator's journal tells shepherds apart.
     pub(crate) fn shepherd(&self, name: &str, endpoints: &[String], flags: &[&str]) -> Result<Program> {
         self.shepherd_otherwise(Otherwise::default(), name, endpoints, flags)
+    }
+
+    /// The fingerprint of the SSH key of the shepherd that was started as `name`.
+    pub(crate) fn ssh_key(&self, name: &str) -> Result<String> {
+        let key = load_secret_key(self.directory.path().join(format!("{name}.ssh_key")), None)?;
+        Ok(key.public_key().fingerprint(HashAlg::Sha256).to_string())
     }
 
     /// The same, which aborts or freezes at one of the places that `src/manager/failpoint.rs` tells of.
