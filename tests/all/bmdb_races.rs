@@ -215,16 +215,15 @@ async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old(
     let mut operator = by_hand.begin().await?;
     sqlx::query(LOCK_DUE).bind(machine.0).execute(&mut *operator).await?;
     let combined = {
-        let pool = kit.pool.clone();
+        let mut connection = kit.connection().await?;
         tokio::spawn(async move {
-            let mut connection = pool.acquire().await?;
             connection.execute("SET application_name = 'combined'").await?;
             sqlx::query_as::<_, (i64, Option<String>)>(
                 "SELECT d.version, h.reason FROM machine_due d LEFT JOIN machine_hold h USING (machine_id)
                  WHERE d.machine_id = $1 AND d.lane = 'access' FOR UPDATE OF d",
             )
             .bind(machine.0)
-            .fetch_one(&mut *connection)
+            .fetch_one(&mut connection)
             .await
         })
     };

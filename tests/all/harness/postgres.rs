@@ -86,8 +86,11 @@ impl TestDatabase {
     }
 
     /// A pool for a test's own looking and preparing. It ends with the test's runtime.
+    ///
+    /// What prepares must not fail because of what the engine does at that moment, whatever the mode.
     pub(crate) async fn pool(&self) -> anyhow::Result<PgPool> {
         let options: PgConnectOptions = self.url.parse()?;
+        let options = options.options([("default_transaction_isolation", "read committed")]);
         Ok(PgPoolOptions::new().max_connections(10).connect_with(options).await?)
     }
 
