@@ -1,8 +1,11 @@
 //! The service of a demo: the real one, with limits that are short enough to be watched.
 
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+
+use tokio::net::TcpSocket;
 
 use crate::service::configuration::ConfigurationFile;
 use crate::service::failure::Failure;
@@ -16,7 +19,9 @@ pub(super) async fn start(
     simulator: &str,
     kept: Option<&Path>,
 ) -> Result<(OpenDatabase, Running), Failure> {
-    let listener = agent_address(kept)?;
+    // Until the service listens there.
+    let held = agent_address(kept)?;
+    let listener = held.address;
     let arguments: Vec<OsString> = [
         "shepherd",
         "--bmdb_max_connections=32",
@@ -85,18 +90,60 @@ fn agent_program(me: &Path) -> PathBuf {
     if beside.is_file() { beside } else { me.to_path_buf() }
 }
 
+/// A port that is nobody else's while this stands: bound, and never listened on. What was bound and given back
+/// may be the near end of some connection a moment later.
+struct Held {
+    address: SocketAddr,
+    _socket: TcpSocket,
+}
+
+impl Held {
+    fn of(address: SocketAddr) -> io::Result<Self> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // Whoever sets this too may listen there meanwhile, as every server here does.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(Self { address: socket.local_addr()?, _socket: socket })
+    }
+}
+
 /// Where agents call: in a kept demo the address that its agents know, if it is still to be had.
-fn agent_address(kept: Option<&Path>) -> Result<SocketAddr, Failure> {
+fn agent_address(kept: Option<&Path>) -> Result<Held, Failure> {
     let failed = |error| Failure::failed(format!("cannot find a free port for agents: {error}"));
-    let bound = |address: SocketAddr| TcpListener::bind(address).and_then(|listener| listener.local_addr());
     let file = kept.map(|kept| kept.join("agent_address"));
     let known = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok());
-    if let Some(address) = known.and_then(|known| bound(known.trim().parse().ok()?).ok()) {
-        return Ok(address);
+    if let Some(held) = known.and_then(|known| Held::of(known.trim().parse().ok()?).ok()) {
+        return Ok(held);
     }
-    let address = bound(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).map_err(failed)?;
+    let held = Held::of(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).map_err(failed)?;
     if let Some(file) = file {
-        std::fs::write(file, address.to_string()).map_err(failed)?;
+        std::fs::write(file, held.address.to_string()).map_err(failed)?;
     }
-    Ok(address)
+    Ok(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_held_port_is_given_to_nobody_else_and_can_be_listened_on() {
+        let held = agent_address(None).unwrap();
+        assert!(std::net::TcpStream::connect(held.address).is_err(), "nobody listens");
+        let listener = tokio::net::TcpListener::bind(held.address).await.unwrap();
+        assert_eq!(listener.local_addr().unwrap(), held.address);
+        assert_ne!(agent_address(None).unwrap().address, held.address);
+    }
+
+    #[tokio::test]
+    async fn a_kept_demo_keeps_its_port_while_that_is_to_be_had() {
+        let kept = tempfile::tempdir().unwrap();
+        let first = agent_address(Some(kept.path())).unwrap().address;
+        assert_eq!(agent_address(Some(kept.path())).unwrap().address, first);
+        let taken = tokio::net::TcpListener::bind(first).await.unwrap();
+        let other = agent_address(Some(kept.path())).unwrap().address;
+        assert_ne!(other, first, "somebody listens there");
+        drop(taken);
+        assert_eq!(agent_address(Some(kept.path())).unwrap().address, other);
+    }
 }
