@@ -261,16 +261,18 @@ impl Shepherd {
         Ok(Self { bmdb, sessions, stop, keeper })
     }
 
-    /// Lets what it sends wait for locks for as long as the engine waits for an answer: until a busy host lets a
-    /// test go on, which is longer than the server may be told to wait.
+    /// Lets the server be as patient as the engine is, which waits for an answer for longer: a host that is away
+    /// for some seconds is no part of what is tried.
     pub(crate) async fn patient(self) -> anyhow::Result<Self> {
         // All that the pool may have, at once, so that each is one of its own.
         let mut connections = Vec::new();
         for _ in 0..self.bmdb.settings().max_connections {
             let mut connection = self.bmdb.pool().acquire().await?;
-            sqlx::raw_sql("SET lock_timeout = 0; SET statement_timeout = 0")
-                .execute(&mut *connection)
-                .await?;
+            sqlx::raw_sql(
+                "SET lock_timeout = 0; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0",
+            )
+            .execute(&mut *connection)
+            .await?;
             connections.push(connection);
         }
         Ok(self)
