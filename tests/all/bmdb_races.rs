@@ -459,6 +459,7 @@ async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_ar
     )
     .execute(&kit.pool)
     .await?;
+    let listener = Shepherd::start(&kit, "listener", LONG).await?.patient().await?;
     let mut by_hand = kit.connection().await?;
     let mut writer = by_hand.begin().await?;
     sqlx::query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut *writer).await?;
@@ -471,21 +472,21 @@ async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_ar
         include_str!("../../sql/heartbeat/lock_waiting.sql")
     };
     let arrived: Vec<uuid::Uuid> = machines.iter().rev().map(|machine| machine.0).collect();
-    let bmdb = kit.bmdb.clone();
+    let bmdb = listener.bmdb.clone();
     let batch =
         tokio::spawn(async move { sqlx::query(statement).bind(arrived).fetch_all(bmdb.pool()).await });
     if kit.skip_locked() {
         assert_eq!(ended("the batch", batch).await??.len(), 19);
-        return Ok(());
+        return listener.stop().await;
     }
-    kit.until_blocked("kit", 1).await?;
+    kit.until_blocked("listener", 1).await?;
     for machine in &machines[1..] {
         let free = sqlx::query(lock).bind(machine.0).execute(&mut *writer).await;
         assert!(free.is_ok(), "the batch holds a machine beyond the one it waits for: {free:?}");
     }
     writer.commit().await?;
     assert_eq!(ended("the batch", batch).await??.len(), 20);
-    Ok(())
+    listener.stop().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -355,7 +355,7 @@ async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> anyho
 async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due() -> anyhow::Result<()> {
     let kit = Kit::new("rests").await?;
     let machines = kit.provided(2, "rack").await?;
-    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
     let session = shepherd.session().await?;
     let later = "UPDATE machine_due SET ready_at = now() + INTERVAL '1 hour', bucket = 0
                  WHERE machine_id = $1 AND lane = 'access'";

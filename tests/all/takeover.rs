@@ -442,20 +442,18 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
 
     fs::write(sshd.home().join("enroll"), "while echo; do sleep 0.1; done\n").unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
-    let outcome = take_over(
-        &sshd.settings(),
-        &target,
-        &first_use,
-        &agent,
-        DEFAULT_AGENT_PATH,
-        &request(),
-        deadline,
-        |_| Ok(()),
-    )
-    .await;
+    let (settings, request) = (sshd.settings(), request());
+    let taking =
+        take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, deadline, |_| Ok(()));
+    // How late anything is on this host at that moment.
+    let late = async {
+        tokio::time::sleep_until(deadline).await;
+        deadline.elapsed()
+    };
+    let (outcome, late) = tokio::join!(taking, late);
     let Err(error @ TakeoverError::Ssh(SshError::Deadline { .. })) = outcome else { panic!("{outcome:?}") };
     assert_eq!(error.blame(), Blame::Deadline);
-    assert!(deadline.elapsed() < Duration::from_secs(2), "{:?}", deadline.elapsed());
+    assert!(deadline.elapsed() < late + Duration::from_secs(2), "{:?}", deadline.elapsed());
     wait_until("the sessions to end", || sshd.log().contains("disconnect") || sshd.log().contains("closed"))
         .unwrap();
 }
