@@ -306,7 +306,9 @@ async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> Result<()> 
     fleet
         .until(
             "those that were held back are helped with lifted fences",
-            "SELECT count(*) = 2 FROM machine_agent_started WHERE fence > 100000000",
+            "SELECT count(*) = 2 FROM machine_agent_started WHERE fence > 100000000 AND machine_id IN (
+                 (SELECT machine_id FROM machine_provided ORDER BY provided_at LIMIT 1),
+                 (SELECT machine_id FROM machine_provided ORDER BY provided_at OFFSET 2 LIMIT 1))",
         )
         .await?;
     fleet

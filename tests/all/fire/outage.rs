@@ -201,7 +201,7 @@ async fn postgres_stopped_in_the_middle_crashes_nothing_and_repeats_nothing() ->
     let url = server.url("bmdb");
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5"];
     let fleet = Fleet::start_at("fire_postgres", &flags, |_| Ok(url.clone())).await?;
-    let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &["--session_interval=3s"])?;
+    let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &["--session_interval=6s"])?;
     let pid = shepherd.pid();
 
     let deadline = Instant::now() + PATIENCE;
