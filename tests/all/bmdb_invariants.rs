@@ -49,7 +49,8 @@ async fn invariants_hold_over_random_interleavings() -> anyhow::Result<()> {
     .await?;
     let mut shepherds = Vec::new();
     for number in 0..SHEPHERDS {
-        shepherds.push(Shepherd::start(&kit, &format!("shepherd-{number}"), INTERVAL).await?);
+        let shepherd = Shepherd::start(&kit, &format!("shepherd-{number}"), INTERVAL).await?;
+        shepherds.push(shepherd.patient().await?);
     }
     for round in 0..ROUNDS {
         let mut workers = JoinSet::new();
@@ -133,7 +134,7 @@ impl Worker {
                 18 => self.heartbeat_beside_the_schedule().await?,
                 _ => {
                     let machine = self.some_machine();
-                    self.bmdb.snapshot(machine).await?;
+                    tolerate(self.bmdb.snapshot(machine).await.map(drop))?;
                 }
             }
         }
@@ -148,7 +149,10 @@ impl Worker {
     async fn work(&mut self) -> anyhow::Result<()> {
         self.mine.retain(|session| !session.lost().is_cancelled());
         while self.mine.len() < 3 {
-            self.mine.push(self.sessions.start("test", serde_json::json!({})).await?);
+            match self.sessions.start("test", serde_json::json!({})).await {
+                Ok(session) => self.mine.push(session),
+                Err(error) => return tolerate(Err(error)),
+            }
         }
         let process = *Process::ALL.choose(&mut self.random).unwrap_or(&Process::Update);
         let mut claimer =
@@ -167,7 +171,10 @@ impl Worker {
     }
 
     async fn end(&mut self, work: Work) -> anyhow::Result<()> {
-        let now = self.bmdb.snapshot(work.machine()).await?.now;
+        let now = match self.bmdb.snapshot(work.machine()).await {
+            Ok(snapshot) => snapshot.now,
+            Err(error) => return tolerate(Err(error)),
+        };
         let changes = self.changes(&work);
         let backoff = Backoff { initial: Span::seconds(1), maximum: Span::seconds(3), exponent: 1.5 };
         let ended = match self.random.random_range(0..12) {

@@ -30,6 +30,8 @@ use crate::harness::postgres::TestDatabase;
 pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
 /// An interval of sessions that no test outlives by accident.
 pub(crate) const LONG: Duration = Duration::from_mins(2);
+/// One for tests that wait for a renewal or for the end of a session, and that no busy host lets run out.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// A database with the first rows, and an engine to look at it with.
 pub(crate) struct Kit {
@@ -67,6 +69,14 @@ impl Kit {
     /// A connection of the test's own, outside any pool, for transactions that stay open.
     pub(crate) async fn connection(&self) -> anyhow::Result<PgConnection> {
         let options: PgConnectOptions = self.database.url().parse()?;
+        Ok(options.application_name("by hand").connect().await?)
+    }
+
+    /// The same at READ COMMITTED whatever the mode: a person's locks are no part of what is tried, and must not
+    /// fail because of what the engine changes at that moment.
+    pub(crate) async fn by_hand(&self) -> anyhow::Result<PgConnection> {
+        let options: PgConnectOptions = self.database.url().parse()?;
+        let options = options.options([("default_transaction_isolation", "read committed")]);
         Ok(options.application_name("by hand").connect().await?)
     }
 
@@ -249,6 +259,23 @@ impl Shepherd {
         let stop = CancellationToken::new();
         let keeper = tokio::spawn(keeper.keep(&stop)?);
         Ok(Self { bmdb, sessions, stop, keeper })
+    }
+
+    /// Lets the server be as patient as the engine is, which waits for an answer for longer: a host that is away
+    /// for some seconds is no part of what is tried.
+    pub(crate) async fn patient(self) -> anyhow::Result<Self> {
+        // All that the pool may have, at once, so that each is one of its own.
+        let mut connections = Vec::new();
+        for _ in 0..self.bmdb.settings().max_connections {
+            let mut connection = self.bmdb.pool().acquire().await?;
+            sqlx::raw_sql(
+                "SET lock_timeout = 0; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0",
+            )
+            .execute(&mut *connection)
+            .await?;
+            connections.push(connection);
+        }
+        Ok(self)
     }
 
     pub(crate) async fn session(&self) -> anyhow::Result<Session> {

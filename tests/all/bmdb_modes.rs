@@ -1,14 +1,12 @@
 //! Each mode proves that it is one: the engine does everything it does, and the server's own record of
 //! what it was sent shows which words were used.
 
-use std::time::Duration;
-
 use shepherd::bmdb::claim::Claimed;
 use shepherd::model::process::Process;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
-use crate::bmdb_kit::{Kit, Shepherd, hold, until};
+use crate::bmdb_kit::{Kit, SOON, Shepherd, hold, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mode_of_this_run_is_what_the_server_was_sent() -> anyhow::Result<()> {
@@ -19,7 +17,7 @@ async fn mode_of_this_run_is_what_the_server_was_sent() -> anyhow::Result<()> {
     assert_eq!(isolation, kit.database.mode().isolation());
 
     // Everything that has two forms, driven through the engine as a loop does it.
-    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(4)).await?;
+    let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
     let mut sessions = Vec::new();
     for _ in 0..4 {
         sessions.push(shepherd.session().await?);
@@ -40,7 +38,7 @@ async fn mode_of_this_run_is_what_the_server_was_sent() -> anyhow::Result<()> {
     kit.change(machines[0], vec![shepherd::bmdb::change::FactChange::HoldCleared]).await?;
     until("the sessions are renewed", async || {
         Ok(kit
-            .count("SELECT count(*) FROM session WHERE deadline > started_at + INTERVAL '4.5 seconds'")
+            .count("SELECT count(*) FROM session WHERE deadline > started_at + INTERVAL '20.5 seconds'")
             .await?
             == 4)
     })

@@ -1,6 +1,6 @@
 //! How work ends, what that leaves behind, and how work that must stop learns of it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use chrono::TimeDelta;
@@ -15,7 +15,7 @@ use shepherd::model::time::Span;
 use sqlx::Connection as _;
 use sqlx::postgres::PgListener;
 
-use crate::bmdb_kit::{Kit, LONG, PATIENCE, Shepherd, ended, hold, needs_human, surely, until};
+use crate::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, hold, needs_human, surely, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finish() -> anyhow::Result<()> {
@@ -35,8 +35,20 @@ async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finis
         assert!(wait <= fact.last_interval.mul_f64(1.1), "waits {wait:?}");
         let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
         if wait > Duration::from_millis(500) {
-            let early = claimer.claim(std::slice::from_ref(&session)).await?;
-            assert!(matches!(early, Claimed::Empty), "claimed in its backoff: {early:?}");
+            match claimer.claim(std::slice::from_ref(&session)).await? {
+                Claimed::Empty => {}
+                // A host may be away for so long, and the database's clock goes on.
+                Claimed::Work(work) => {
+                    let over: bool = sqlx::query_scalar("SELECT started_at >= $1 FROM work")
+                        .bind(fact.until)
+                        .fetch_one(&kit.pool)
+                        .await?;
+                    assert!(over, "claimed in its backoff: {work:?}");
+                    drop(work);
+                    shepherd.sessions.drained().await;
+                }
+                other => panic!("claimed in its backoff: {other:?}"),
+            }
         }
         kit.database.advance(Duration::from_secs(expected + expected / 5 + 1)).await?;
         if failures == 3 {
@@ -103,7 +115,7 @@ async fn work_put_off_is_due_again_at_its_time_without_a_failure() -> anyhow::Re
 async fn hold_set_during_work_stops_it_with_the_reason() -> anyhow::Result<()> {
     let kit = Kit::new("hold_stops").await?;
     let machine = kit.provided(1, "rack").await?[0];
-    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(4)).await?;
+    let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     work.may_call_out(Duration::ZERO)?;
@@ -309,7 +321,7 @@ async fn end_of_work_announces_what_another_process_is_due_for_and_nothing_else(
 async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> anyhow::Result<()> {
     let kit = Kit::new("counted").await?;
     kit.provided(2, "rack").await?;
-    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(2)).await?;
+    let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
     let session = shepherd.session().await?;
     shepherd.claim_one(&session, Process::AgentStart).await?.finish(Vec::new(), "done").await?;
     let work = shepherd.claim_one(&session, Process::Update).await?;
@@ -343,7 +355,7 @@ async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> anyho
 async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due() -> anyhow::Result<()> {
     let kit = Kit::new("rests").await?;
     let machines = kit.provided(2, "rack").await?;
-    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
     let session = shepherd.session().await?;
     let later = "UPDATE machine_due SET ready_at = now() + INTERVAL '1 hour', bucket = 0
                  WHERE machine_id = $1 AND lane = 'access'";
@@ -356,6 +368,7 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
     let mut slow = by_hand.begin().await?;
     sqlx::raw_sql("LOCK TABLE machine_due IN ACCESS EXCLUSIVE MODE").execute(&mut *slow).await?;
     let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
+    let looked = Instant::now();
     let first = session.clone();
     let claim = tokio::spawn(async move {
         let claimed = claimer.claim(std::slice::from_ref(&first)).await;
@@ -380,9 +393,16 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
     let long_due = "UPDATE machine_due SET ready_at = now() - INTERVAL '1 hour' WHERE machine_id = $1 AND lane = 'access'";
     sqlx::query(long_due).bind(machines[1].0).execute(&kit.pool).await?;
     let claimed = claimer.claim(std::slice::from_ref(&session)).await?;
-    let Claimed::NotSeen(rests) = claimed else { panic!("it was looked everywhere: {claimed:?}") };
-    assert!(rests <= Duration::from_secs(5), "{rests:?}");
-    let Claimed::Work(work) = surely(&mut claimer, &session).await? else { panic!("it is never found") };
+    let found = match claimed {
+        Claimed::NotSeen(rests) => {
+            assert!(rests <= Duration::from_secs(5), "{rests:?}");
+            surely(&mut claimer, &session).await?
+        }
+        // On a host that took so long to get here.
+        found if looked.elapsed() >= Duration::from_secs(5) => found,
+        other => panic!("it was looked everywhere: {other:?}"),
+    };
+    let Claimed::Work(work) = found else { panic!("it is never found") };
     assert_eq!(work[0].machine(), machines[1]);
     drop(work);
     shepherd.sessions.drained().await;

@@ -398,7 +398,7 @@ async fn only_who_has_the_key_of_an_ed25519_certificate_gets_in() -> anyhow::Res
     world.listener.stop().await
 }
 
-/// Sends heartbeats over old and new connections; the times they took, ascending.
+/// Sends heartbeats over old and new connections; the times they took.
 async fn times(
     world: &World,
     agents: &mut [(TestAgent, Client)],
@@ -417,7 +417,6 @@ async fn times(
             times.push(called.elapsed());
         }
     }
-    times.sort_unstable();
     Ok(times)
 }
 
@@ -425,14 +424,41 @@ async fn times(
 async fn thousand_half_open_handshakes_delay_no_heartbeat() -> anyhow::Result<()> {
     // What waited for a half-open handshake would wait for longer than this test may take, so none
     // of the heartbeats below did; how long they took says what a thousand of them cost.
-    tokio::time::timeout(Duration::from_mins(2), beside_half_open_handshakes()).await?
+    tokio::time::timeout(Duration::from_mins(5), beside_half_open_handshakes()).await?
 }
 
 async fn beside_half_open_handshakes() -> anyhow::Result<()> {
     let world = World::patient("half_open", Duration::from_mins(10)).await?;
     let mut agents = vec![world.agent().await?, world.agent().await?];
     let mut seq = 0;
-    let before = times(&world, &mut agents, &mut seq).await?;
+    let (mut quiet, mut busy) = (Vec::new(), Vec::new());
+    // In turn, because this host may become busier, or less so, without any doing of ours.
+    for _ in 0..3 {
+        quiet.extend(times(&world, &mut agents, &mut seq).await?);
+        let half_open = thousand_half_open(&world).await?;
+        busy.extend(times(&world, &mut agents, &mut seq).await?);
+        assert_eq!(world.listener.counted("shepherd_handshakes_open")?, 1000);
+        for stream in &half_open {
+            // Neither an end nor an alert: the server still waits for the rest.
+            let said = stream.try_read(&mut [0]).err().map(|error| error.kind());
+            assert_eq!(said, Some(std::io::ErrorKind::WouldBlock), "it ended before it mattered");
+        }
+        drop(half_open);
+        until("none is open any more", async || Ok(world.listener.counted("shepherd_handshakes_open")? == 0))
+            .await?;
+    }
+    quiet.extend(times(&world, &mut agents, &mut seq).await?);
+    let most = |mut times: Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() * 9 / 10]
+    };
+    let (quiet, busy) = (most(quiet), most(busy));
+    assert!(busy <= quiet * 10, "quiet {quiet:?}, busy {busy:?}");
+    world.listener.stop().await
+}
+
+/// Connections of which the server waits for the rest of their handshakes.
+async fn thousand_half_open(world: &World) -> anyhow::Result<Vec<TcpStream>> {
     let mut half_open = Vec::new();
     for number in 0..1000_u32 {
         let mut stream = TcpStream::connect(world.listener.server.local_addr).await?;
@@ -446,22 +472,7 @@ async fn beside_half_open_handshakes() -> anyhow::Result<()> {
         Ok(world.listener.counted("shepherd_handshakes_open")? >= 1000)
     })
     .await?;
-    let busy = times(&world, &mut agents, &mut seq).await?;
-    assert_eq!(world.listener.counted("shepherd_handshakes_open")?, 1000);
-    for stream in &half_open {
-        // Neither an end nor an alert: the server still waits for the rest.
-        let said = stream.try_read(&mut [0]).err().map(|error| error.kind());
-        assert_eq!(said, Some(std::io::ErrorKind::WouldBlock), "it ended before it mattered");
-    }
-    drop(half_open);
-    until("none is open any more", async || Ok(world.listener.counted("shepherd_handshakes_open")? == 0))
-        .await?;
-    // Before and after, because this host may have become busier in between without any doing of ours.
-    let after = times(&world, &mut agents, &mut seq).await?;
-    let most = |times: &[Duration]| times[times.len() * 9 / 10];
-    let (quiet, busy) = (most(&before).max(most(&after)), most(&busy));
-    assert!(busy <= quiet * 10, "quiet {quiet:?}, busy {busy:?}");
-    world.listener.stop().await
+    Ok(half_open)
 }
 
 /// The certificate that whoever connects now is shown.
@@ -544,7 +555,8 @@ async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> anyhow:
     let directory = tempfile::tempdir()?;
     let mut narrow = settings(directory.path())?;
     narrow.limits.half_open.per_source = 8;
-    narrow.limits.handshake = Duration::from_secs(2);
+    // Longer than a busy host takes to open forty connections, or for an honest handshake.
+    narrow.limits.handshake = Duration::from_secs(20);
     let listener = Listener::start(&database, narrow).await?;
     let pool = database.pool().await?;
     let agent = TestAgent::new(&pool, &listener.bmdb).await?;
@@ -555,7 +567,7 @@ async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> anyhow:
     say(&mut agent.connect(&listener.server).await?, agent.heartbeat(1)).await?;
     for mut stream in silent {
         assert_eq!(
-            tokio::time::timeout(Duration::from_secs(30), stream.read(&mut [0])).await?.unwrap_or(0),
+            tokio::time::timeout(Duration::from_mins(5), stream.read(&mut [0])).await?.unwrap_or(0),
             0
         );
     }

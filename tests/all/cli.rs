@@ -139,7 +139,7 @@ struct Worker {
 impl Worker {
     async fn claim(&self, process: Process, provider: &str) -> anyhow::Result<Work> {
         let mut claimer = Claimer::new(self.sessions.clone(), process, vec![provider.to_owned()]);
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        let deadline = tokio::time::Instant::now() + Duration::from_mins(5);
         loop {
             claimer.rearm_timers().await?;
             match claimer.claim(std::slice::from_ref(&self.session)).await? {

@@ -15,6 +15,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
 use crate::harness::child::guarded;
+use crate::harness::program::PATIENCE;
 
 const IN_CHILD: &str = "SHEPHERD_TEST_OWNER_OF_POSTGRES";
 
@@ -230,10 +231,10 @@ async fn scalar(url: &str, statement: &'static str) -> anyhow::Result<String> {
 }
 
 fn eventually(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + PATIENCE;
     while !condition() {
         if Instant::now() >= until {
-            bail!("not within 30 s: {what}");
+            bail!("not within {PATIENCE:?}: {what}");
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -107,9 +107,11 @@ impl Running {
         Ok(made)
     }
 
+    /// Every line that is there to its end: a reader can come upon the first half of one.
     fn journal(&self) -> Result<Vec<Value>> {
         let text = std::fs::read_to_string(format!("{}.calls.jsonl", self.state.display()))?;
-        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        whole.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 }
 

@@ -23,9 +23,9 @@ use crate::harness::child::{guarded, is_watcher};
 
 /// Waits for `condition`, generously: a loaded host is slow, and only a condition that never comes is a failure.
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_mins(1);
+    let deadline = Instant::now() + Duration::from_mins(5);
     while !condition() {
-        ensure!(Instant::now() < deadline, "waited 60 s for {what}");
+        ensure!(Instant::now() < deadline, "waited 5 min for {what}");
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())

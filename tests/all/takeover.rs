@@ -309,8 +309,8 @@ async fn a_command_is_fed_and_its_output_capped_and_its_end_told() {
 
     // A daemon that keeps the pipes open does not keep the answer.
     let started = Instant::now();
-    let daemon = exec("sleep 30 & echo $!", Bytes::new()).await.unwrap();
-    assert!(daemon.success() && started.elapsed() < Duration::from_secs(25));
+    let daemon = exec("sleep 300 & echo $!", Bytes::new()).await.unwrap();
+    assert!(daemon.success() && started.elapsed() < Duration::from_secs(250));
     let pid = String::from_utf8(daemon.stdout).unwrap();
     exec_ok(&session, &format!("kill {}", pid.trim())).await.unwrap();
     session.close().await;
@@ -327,7 +327,8 @@ async fn exec_ok(session: &SshSession, command: &str) -> Result<Vec<u8>> {
 async fn a_command_that_exceeds_its_limit_is_told_and_loses_its_pipes() {
     let sshd = Sshd::start(&Setup::default()).unwrap();
     let mut settings = sshd.settings();
-    settings.exec_timeout = Duration::from_millis(1500);
+    // So long that a busy host has begun the command.
+    settings.exec_timeout = Duration::from_millis(10_500);
     let session =
         SshSession::connect(&settings, &sshd.target().unwrap(), &HostKeyExpectation::PinOnFirstUse, far())
             .await
@@ -337,7 +338,7 @@ async fn a_command_that_exceeds_its_limit_is_told_and_loses_its_pipes() {
     let error = session.exec("waiting for ever", command, Bytes::new()).await.unwrap_err();
     assert_eq!(
         error.to_string().replace(&sshd.port().to_string(), "PORT"),
-        "127.0.0.1:PORT did not answer within 1.5s (--agent_ssh_exec_timeout) while waiting for ever"
+        "127.0.0.1:PORT did not answer within 10.5s (--agent_ssh_exec_timeout) while waiting for ever"
     );
     assert!(sshd.home().join("started").exists());
     drop(session);
@@ -406,7 +407,13 @@ async fn a_step_that_may_not_begin_does_not() {
         assert_eq!((error.to_string(), error.blame()), (expected, Blame::Deadline));
         let begun = begun.into_inner().unwrap();
         assert!(!begun.contains(&stopped_at) && begun.len() < 4, "{begun:?}");
-        assert_eq!(sshd.log().contains("Accepted publickey"), logged_in, "{}", sshd.log());
+        if logged_in {
+            // The server tells of it beside its answer.
+            wait_until("the server to tell of the login", || sshd.log().contains("Accepted publickey"))
+                .unwrap();
+        } else {
+            assert!(!sshd.log().contains("Accepted publickey"), "{}", sshd.log());
+        }
         assert_eq!(uploaded_names(&sshd).is_empty(), stopped_at != "enrolment", "{stopped_at}");
         assert!(!sshd.home().join("request").exists(), "{stopped_at}: it was enrolled");
     }
@@ -435,20 +442,18 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
 
     fs::write(sshd.home().join("enroll"), "while echo; do sleep 0.1; done\n").unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
-    let outcome = take_over(
-        &sshd.settings(),
-        &target,
-        &first_use,
-        &agent,
-        DEFAULT_AGENT_PATH,
-        &request(),
-        deadline,
-        |_| Ok(()),
-    )
-    .await;
+    let (settings, request) = (sshd.settings(), request());
+    let taking =
+        take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, deadline, |_| Ok(()));
+    // How late anything is on this host at that moment.
+    let late = async {
+        tokio::time::sleep_until(deadline).await;
+        deadline.elapsed()
+    };
+    let (outcome, late) = tokio::join!(taking, late);
     let Err(error @ TakeoverError::Ssh(SshError::Deadline { .. })) = outcome else { panic!("{outcome:?}") };
     assert_eq!(error.blame(), Blame::Deadline);
-    assert!(deadline.elapsed() < Duration::from_secs(2), "{:?}", deadline.elapsed());
+    assert!(deadline.elapsed() < late + Duration::from_secs(2), "{:?}", deadline.elapsed());
     wait_until("the sessions to end", || sshd.log().contains("disconnect") || sshd.log().contains("closed"))
         .unwrap();
 }

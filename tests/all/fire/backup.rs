@@ -16,7 +16,7 @@ use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
 
 const FLAGS: [&str; 4] = [
     "--heartbeat_interval=1s",
-    "--recovery_silence_timeout=8s",
+    "--recovery_silence_timeout=15s",
     "--recovery_brake_fraction=0.9",
     "--recovery_ladder=restart-agent:20s:3",
 ];
@@ -161,8 +161,18 @@ async fn half_a_day_of_work(fleet: &Fleet, endpoints: &[String]) -> Result<Vec<S
             fleet.strike(machine, "kill").await?;
         }
         let done = match round {
-            1 => "SELECT count(*) = 3 FROM intent WHERE kind = 'restart-agent' AND settled_at IS NOT NULL",
-            _ => "SELECT count(*) = 6 FROM intent WHERE kind = 'restart-agent' AND settled_at IS NOT NULL",
+            1 => {
+                "SELECT count(DISTINCT machine_id) = 3 FROM intent
+                 WHERE kind = 'restart-agent' AND settled_at IS NOT NULL
+                   AND machine_id IN (SELECT machine_id FROM machine_provided ORDER BY provided_at LIMIT 3)"
+            }
+            _ => {
+                "SELECT count(*) = 3 FROM (
+                     SELECT machine_id FROM intent
+                     WHERE kind = 'restart-agent' AND settled_at IS NOT NULL
+                       AND machine_id IN (SELECT machine_id FROM machine_provided ORDER BY provided_at LIMIT 3)
+                     GROUP BY machine_id HAVING count(*) >= 2) twice"
+            }
         };
         fleet.until("the three are brought back", done).await?;
         fleet.until("all are Ready", ALL_READY).await?;
@@ -296,7 +306,9 @@ async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> Result<()> 
     fleet
         .until(
             "those that were held back are helped with lifted fences",
-            "SELECT count(*) = 2 FROM machine_agent_started WHERE fence > 100000000",
+            "SELECT count(*) = 2 FROM machine_agent_started WHERE fence > 100000000 AND machine_id IN (
+                 (SELECT machine_id FROM machine_provided ORDER BY provided_at LIMIT 1),
+                 (SELECT machine_id FROM machine_provided ORDER BY provided_at OFFSET 2 LIMIT 1))",
         )
         .await?;
     fleet

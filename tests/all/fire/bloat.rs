@@ -171,13 +171,13 @@ async fn create(shepherd: &Shepherd, leave_open: bool) -> Result<()> {
 
 /// Counts every table and holds it against its bound. Says what was counted of those that time makes grow.
 async fn hold_against_bounds(kit: &Kit, rates: &Rates, day: i64) -> Result<String> {
-    let mut connection = kit.connection().await?;
+    let mut connection = kit.pool.acquire().await?;
     let mut said = format!("day {day}:");
     let (mut all, mut all_bound) = (0, 0);
     for table in TABLES {
         let look = format!("SELECT count(*), pg_total_relation_size('public.{table}') FROM public.{table}");
         let (rows, bytes): (i64, i64) =
-            sqlx::query_as(AssertSqlSafe(look)).fetch_one(&mut connection).await?;
+            sqlx::query_as(AssertSqlSafe(look)).fetch_one(&mut *connection).await?;
         let bound = rates.bytes(table, &fresh(&mut connection, table, rows).await?);
         let most = rates.rows(table);
         ensure!(rows <= most, "{table} has {rows} rows on day {day}, and {most} at the most by its rates");

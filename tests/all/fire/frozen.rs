@@ -50,9 +50,10 @@ pub(super) fn open_calls(journal: &[Value], wanted: &[&str]) -> Vec<Caught> {
 }
 
 /// Whether every thread of a process is stopped.
-pub(super) fn is_stopped(pid: u32) -> Result<bool> {
+pub(crate) fn is_stopped(pid: u32) -> Result<bool> {
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        let stat = std::fs::read_to_string(task?.path().join("stat"))?;
+        // A thread that has ended meanwhile was not stopped.
+        let Ok(stat) = std::fs::read_to_string(task?.path().join("stat")) else { return Ok(false) };
         // The name before it may hold anything, a parenthesis too.
         let (_, after_name) = stat.rsplit_once(") ").context("a thread without its state")?;
         if !after_name.starts_with('T') {
@@ -170,8 +171,9 @@ async fn frozen_in_the_middle_of(
     let journal = fleet.journal()?;
     let key = journal.iter().find_map(key_of).context("it has logged in somewhere")?.to_owned();
     let mut cut_off: Vec<u64> = open_calls(&journal, &TOUCHES).iter().map(|call| call.call).collect();
-    // Only now, so that whatever was caught is the victim's.
-    let survivor = fleet.shepherd("survivor", &[second, first], &flags)?;
+    // Only now, so that whatever was caught is the victim's. It loses nothing itself, however busy the host is.
+    let unhurried = [&flags[..], &["--session_interval=30s"]].concat();
+    let survivor = fleet.shepherd("survivor", &[second, first], &unhurried)?;
     let frozen = victim.pid();
     all_over(&fleet, frozen, "frozen").await?;
     fleet.strike("provider", "heal").await?;

@@ -131,7 +131,7 @@ async fn frozen_at(
     let fleet = Fleet::start(test_name, &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
     // The survivor makes none itself: what the late order wants is there to be had.
-    let brief = ["--session_interval=3s", "--outward_limit=2s", "--provisioner_max_machines=3"];
+    let brief = ["--session_interval=10s", "--outward_limit=2s", "--provisioner_max_machines=3"];
     let victim = fleet.shepherd_dying_at(place, "victim", &[first.clone(), second.clone()], &brief)?;
     let frozen = victim.pid();
     let deadline = Instant::now() + PATIENCE;

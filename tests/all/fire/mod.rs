@@ -15,7 +15,7 @@ mod bloat_cost;
 mod clock;
 #[cfg(debug_assertions)]
 mod crash;
-mod frozen;
+pub(crate) mod frozen;
 mod frozen_order;
 mod odd_machines;
 mod oddities;

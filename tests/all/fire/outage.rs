@@ -76,6 +76,7 @@ async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> Res
     let machines = Form::of_this_run().pick(24, 200);
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start("fire_away", &flags).await?;
+    let limit = Duration::from_mins(3);
     let flags = ["--heartbeat_interval=1s", "--recovery_silence_timeout=3m"];
     let endpoints = [endpoint()?];
     let shepherd = fleet.shepherd("before", &endpoints, &flags)?;
@@ -97,14 +98,11 @@ async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> Res
 
     // In steps shorter than the longest gap in listening, or the pause would be ours again.
     let mut listened = Duration::ZERO;
-    while listened + Duration::from_secs(30) < Duration::from_mins(3) {
-        ensure!(count(&fleet, RECOVERED).await? == 0, "suspected after {listened:?} of listening");
+    while listened + Duration::from_secs(30) < limit {
         ensure!(count(&fleet, BRAKES).await? == 0, "a brake is on although only we were away");
         listen_on(&fleet, alive).await?;
         listened += STEP;
     }
-    let early = count(&fleet, RECOVERED).await?;
-    ensure!(early == 0, "{early} suspected before the limit");
     for _ in 0..3 {
         listen_on(&fleet, alive).await?;
     }
@@ -117,6 +115,14 @@ async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> Res
     fleet.until("all are Ready", ALL_READY).await?;
     let recovered = count(&fleet, RECOVERED).await?;
     assert_eq!(recovered, 3, "only those whose agents died are helped\n{}", fleet.explain().await?);
+    // By the database's clock, which goes on while a busy host does not.
+    let early: i64 = sqlx::query_scalar(
+        "SELECT count(DISTINCT machine_id) FROM history WHERE process = 'Recovery' AND at < $1",
+    )
+    .bind(back_at + chrono::TimeDelta::from_std(limit)?)
+    .fetch_one(&fleet.pool)
+    .await?;
+    ensure!(early == 0, "{early} suspected before the limit");
     end(&fleet, shepherd).await?;
     counted(
         "away for an hour",
@@ -144,7 +150,7 @@ async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -
     let machines = Form::of_this_run().pick(60, 200);
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start("fire_away_really", &flags).await?;
-    let flags = ["--heartbeat_interval=1s", "--recovery_silence_timeout=15s"];
+    let flags = ["--heartbeat_interval=1s", "--recovery_silence_timeout=30s"];
     let endpoints = [endpoint()?];
     let shepherd = fleet.shepherd("before", &endpoints, &flags)?;
     fleet.until("all are Ready", ALL_READY).await?;
@@ -153,7 +159,7 @@ async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -
     fleet
         .until(
             "everybody has been silent for longer than the limit",
-            "SELECT max(at) < clock_timestamp() - INTERVAL '17 s' FROM machine_agent_heartbeat",
+            "SELECT max(at) < clock_timestamp() - INTERVAL '32 s' FROM machine_agent_heartbeat",
         )
         .await?;
     // They lost us at one moment, and their pauses are the same but for what is random in them: two seconds by
@@ -195,7 +201,7 @@ async fn postgres_stopped_in_the_middle_crashes_nothing_and_repeats_nothing() ->
     let url = server.url("bmdb");
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5"];
     let fleet = Fleet::start_at("fire_postgres", &flags, |_| Ok(url.clone())).await?;
-    let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &["--session_interval=3s"])?;
+    let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &["--session_interval=6s"])?;
     let pid = shepherd.pid();
 
     let deadline = Instant::now() + PATIENCE;

@@ -37,6 +37,16 @@ async fn everybody_reported(fleet: &Fleet, more: u64) -> Result<()> {
     }
 }
 
+/// Waits until a shepherd listens there: an agent that the other one sends away must find it.
+async fn until_it_listens(endpoint: &str) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while tokio::net::TcpStream::connect(endpoint).await.is_err() {
+        ensure!(Instant::now() < deadline, "nobody listens at {endpoint}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat_each() -> Result<()> {
     let form = Form::of_this_run();
@@ -44,12 +54,14 @@ async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start("fire_rolling", &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
-    let flags = ["--heartbeat_interval=1s", "--recovery_silence_timeout=20s"];
+    let flags = ["--session_interval=15s", "--heartbeat_interval=1s", "--recovery_silence_timeout=20s"];
     let start = |name: &str, here: &String, there: &String| {
         fleet.shepherd(name, &[here.clone(), there.clone()], &flags)
     };
     let mut one = start("one", &first, &second)?;
     let mut two = start("two", &second, &first)?;
+    until_it_listens(&first).await?;
+    until_it_listens(&second).await?;
     fleet.until("all are Ready", ALL_READY).await?;
     everybody_reported(&fleet, 3).await?;
 
@@ -60,9 +72,11 @@ async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat
             if turn == 0 {
                 end(&fleet, one).await?;
                 one = start("one", &first, &second)?;
+                until_it_listens(&first).await?;
             } else {
                 end(&fleet, two).await?;
                 two = start("two", &second, &first)?;
+                until_it_listens(&second).await?;
             }
             everybody_reported(&fleet, 3).await?;
             let after = heartbeats(&fleet).await?;

@@ -59,7 +59,7 @@ impl Listener {
     pub(crate) async fn start(database: &TestDatabase, settings: CallbackSettings) -> anyhow::Result<Self> {
         let bmdb = database.bmdb().await?;
         bmdb.migrate().await?;
-        let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_secs(5));
+        let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_secs(30));
         let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
         let keeper = tokio::spawn(keeper.keep(&keep)?);
         let metrics = Metrics::new();
@@ -211,7 +211,7 @@ where
         }
         Ok(())
     };
-    tokio::time::timeout(Duration::from_mins(1), waiting)
+    tokio::time::timeout(Duration::from_mins(5), waiting)
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("waited in vain until {what}")))?
 }

@@ -227,10 +227,12 @@ impl Fleet {
         Ok(answer["machines"].as_array().context("a fleet has machines")?.clone())
     }
 
-    /// Every line of the simulator's journal of calls.
+    /// Every line of the simulator's journal of calls that is there to its end: of one that goes from one page of
+    /// the file to the next, a reader can come upon the first half.
     pub(crate) fn journal(&self) -> Result<Vec<Value>> {
         let text = std::fs::read_to_string(self.directory.path().join("fleet.json.calls.jsonl"))?;
-        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        whole.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 
     /// Waits until a statement that answers one truth value says yes.
