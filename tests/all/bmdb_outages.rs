@@ -168,7 +168,7 @@ async fn outage_shorter_than_the_interval_costs_no_session() -> anyhow::Result<(
     let kit = Kit::new("short_outage").await?;
     for refused in [true, false] {
         let proxy = Proxy::start(&kit.database).await?;
-        // A renewal that is not answered costs nearly two thirds of it, and a busy host has the rest for the next.
+        // One renewal that is not answered takes nearly two thirds of that; a busy host has the rest for the next.
         let shepherd = behind(&proxy, &kit, Duration::from_secs(30)).await?;
         let session = shepherd.session().await?;
         renewed_for(&kit, &session, "1 millisecond").await?;
@@ -191,7 +191,7 @@ async fn outage_longer_than_the_interval_stops_the_work_before_the_database_does
     let kit = Kit::new("long_outage").await?;
     kit.provided(1, "rack").await?;
     let proxy = Proxy::start(&kit.database).await?;
-    // It stops a tenth of that before the database does, less what it looks apart: time to look, on a busy host.
+    // The work stops about a tenth of that before its session is over: time for a busy host to look.
     let shepherd = behind(&proxy, &kit, Duration::from_secs(40)).await?;
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
@@ -327,7 +327,7 @@ async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> a
     let kit = Kit::new("outward").await?;
     kit.bmdb.change_policy("test", |policy| policy.outward_limit = Span::seconds(1)).await?;
     kit.provided(1, "rack").await?;
-    // The call is cut off a tenth of that before the machine could be claimed: time to look, on a busy host.
+    // The call is cut off a tenth of that before the machine could be claimed: time for a busy host to look.
     let (sessions, keeper) = Sessions::new(kit.bmdb.clone(), ProcessId::generate(), Duration::from_secs(30));
     drop(keeper);
     let session = sessions.start("doomed", serde_json::json!({})).await?;

@@ -183,7 +183,8 @@ fn files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
 fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> Result<()> {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
-    let request = request(&callback, 7);
+    // For no longer than that it waits for its hardware to be read, before it reports without.
+    let request = wire::EnrollRequest { heartbeat_interval_seconds: 20, ..request(&callback, 7) };
     let success = machine.enroll(&request)?;
     assert_eq!(success.request.as_ref(), Some(&request));
     assert_eq!(success.public_key.len(), 32);
@@ -328,7 +329,14 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> Resul
     let closed = reserved()?.to_string();
     let endpoints = vec![closed, refuses.endpoint.clone(), callback.endpoint.clone()];
     let ca_certificates = vec![refuses.ca.clone(), callback.ca.clone()];
-    machine.enroll(&wire::EnrollRequest { endpoints, ca_certificates, ..request(&callback, 1) })?;
+    // For no longer than that a heartbeat is sent again as it is.
+    let heartbeat_interval_seconds = 10;
+    machine.enroll(&wire::EnrollRequest {
+        endpoints,
+        ca_certificates,
+        heartbeat_interval_seconds,
+        ..request(&callback, 1)
+    })?;
     wait_for("three heartbeats in a row", || Ok((callback.heard().len() >= 3).then_some(())))?;
     assert_eq!(refuses.heard().len(), 1, "what works is kept to");
     assert_eq!(

@@ -29,6 +29,7 @@ use shepherd::takeover::take_over::{TakenOver, TakeoverError, take_over};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::child::{Program, guarded};
+use crate::harness::port::kept;
 use crate::roleserver::callback::{Callback, curious};
 
 const PATIENCE: Duration = Duration::from_mins(5);
@@ -415,6 +416,9 @@ fn a_restarted_simulator_is_the_same_fleet() {
         let flags = ["--machines", "4", "--seed", "5", "--boot_seconds", "0.1"];
         let running = Running::start(directory.path(), &flags).await.unwrap();
         let provider = running.provider().unwrap();
+        // Between its two lives a simulator has no ports, and somebody else could be given this one.
+        let port = running.truth("sim-0003").await.unwrap()["port"].as_u64().unwrap();
+        let _port = kept(u16::try_from(port).unwrap()).unwrap();
         let intent = IntentId::generate();
         let made = provider.create(intent, Some("slot-0003")).await.unwrap();
         assert_eq!(made.id, "sim-0003");
