@@ -20,6 +20,7 @@ pub mod needs_human;
 pub mod newer_fence;
 pub mod phase;
 pub mod policy;
+pub mod policy_flags;
 pub mod process;
 pub mod provider_status;
 pub mod readable;
