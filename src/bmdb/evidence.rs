@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use prost::Message as _;
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::connection::Bmdb;
+use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::fleet_view::PAGE;
@@ -53,7 +54,7 @@ impl Bmdb {
                     let now = inspect::now(tx).await?;
                     let providers = inspect::providers(tx).await?;
                     let brakes = inspect::brakes(tx).await?;
-                    Ok((now, providers, brakes, inspect::session_infos(tx, SESSIONS).await?))
+                    Ok((now, providers, brakes, session_infos(tx, SESSIONS).await?))
                 })
             })
             .await?;
@@ -184,6 +185,29 @@ impl Bmdb {
     }
 }
 
+/// An open session with everything that its process says of itself.
+#[derive(Clone, Debug)]
+struct SessionInfo {
+    session: Uuid,
+    component: String,
+    started_at: Timestamp,
+    runtime_info: serde_json::Value,
+}
+
+/// Open sessions as they are stored, oldest first.
+async fn session_infos(tx: &mut PgConnection, limit: i64) -> Result<Vec<SessionInfo>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/sessions.sql", limit).fetch_all(tx).await.doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| SessionInfo {
+            session: row.session_id,
+            component: row.component,
+            started_at: row.started_at,
+            runtime_info: row.runtime_info,
+        })
+        .collect())
+}
+
 /// What a machine's stored schedule says that its facts do not, read at one moment. A changed policy and
 /// newer rules are no contradiction: the sweeper brings them everywhere.
 fn drift_of(view: &MachineView) -> Option<String> {
@@ -205,7 +229,7 @@ fn drift_of(view: &MachineView) -> Option<String> {
     })
 }
 
-fn session_evidence(info: inspect::SessionInfo) -> SessionEvidence {
+fn session_evidence(info: SessionInfo) -> SessionEvidence {
     let text = |key: &str| info.runtime_info.get(key).and_then(|value| value.as_str());
     SessionEvidence {
         host: text("host").map_or_else(unknown_host, str::to_owned),

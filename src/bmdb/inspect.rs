@@ -351,29 +351,6 @@ pub async fn sessions(tx: &mut PgConnection, limit: i64) -> Result<Vec<SessionLi
         .collect())
 }
 
-/// An open session with everything that its process says of itself.
-#[derive(Clone, Debug)]
-pub(crate) struct SessionInfo {
-    pub(crate) session: Uuid,
-    pub(crate) component: String,
-    pub(crate) started_at: Timestamp,
-    pub(crate) runtime_info: serde_json::Value,
-}
-
-/// Open sessions as they are stored, oldest first.
-pub(crate) async fn session_infos(tx: &mut PgConnection, limit: i64) -> Result<Vec<SessionInfo>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/sessions.sql", limit).fetch_all(tx).await.doing(WHAT)?;
-    Ok(rows
-        .into_iter()
-        .map(|row| SessionInfo {
-            session: row.session_id,
-            component: row.component,
-            started_at: row.started_at,
-            runtime_info: row.runtime_info,
-        })
-        .collect())
-}
-
 /// Live work, longest running first.
 pub async fn work(tx: &mut PgConnection, limit: i64) -> Result<Vec<WorkLine>, BmdbError> {
     let rows = sqlx::query_file!("sql/inspect/work.sql", limit).fetch_all(tx).await.doing(WHAT)?;

@@ -20,7 +20,7 @@ use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::reschedule;
 use crate::bmdb::work::{Work, lock_leased};
 use crate::model::disturb::{Circumstances, Refusal, may_disturb};
-use crate::model::facts::{Acted, Recovery};
+use crate::model::facts::Recovery;
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::policy::Disturbance;
 use crate::model::recovery::begun;

@@ -27,6 +27,8 @@ pub mod evidence;
 mod machines;
 mod pairs;
 mod surroundings;
+#[cfg(test)]
+mod tests;
 
 /// How soon somebody should look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -32,6 +32,8 @@ use crate::model::time::{Span, Timestamp, after};
 pub mod diff;
 pub mod fleet;
 pub mod step;
+#[cfg(test)]
+mod tests;
 
 /// What every plan takes for granted.
 pub const ASSUMPTIONS: [&str; 6] = [
