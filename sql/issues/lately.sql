@@ -1,16 +1,11 @@
--- What agents told lately: boots that no step of ours ordered, and fences that this database never gave.
-SELECT told.machine_id AS "machine_id!", told.first_boot_at, told.fence_at, told.fence,
+-- Boots that agents told of lately, and that no step of ours ordered.
+SELECT told.machine_id, told.first_boot_at AS "first_boot_at!",
        GREATEST(told.boots - (SELECT count(*) FROM intent i
                                WHERE i.machine_id = told.machine_id AND i.kind IN ('reboot', 'power-cycle')
                                  AND i.begun_at > clock_timestamp() - $1 * INTERVAL '1 millisecond'), 0)
            AS "boots!"
 FROM (
-    SELECT h.machine_id,
-           count(*) FILTER (WHERE h.event = 'Booted') AS boots,
-           min(h.at) FILTER (WHERE h.event = 'Booted') AS first_boot_at,
-           min(h.at) FILTER (WHERE h.event = 'NewerFence' AND h.fence > d.fence) AS fence_at,
-           max(h.fence) FILTER (WHERE h.event = 'NewerFence' AND h.fence > d.fence) AS fence
-    FROM history h
-    JOIN machine_due d ON d.machine_id = h.machine_id AND d.lane = 'access'
-    WHERE h.at > clock_timestamp() - $1 * INTERVAL '1 millisecond' AND h.event IN ('Booted', 'NewerFence')
-    GROUP BY h.machine_id) told
+    SELECT machine_id, count(*) AS boots, min(at) AS first_boot_at
+    FROM history
+    WHERE at > clock_timestamp() - $1 * INTERVAL '1 millisecond' AND event = 'Booted'
+    GROUP BY machine_id) told

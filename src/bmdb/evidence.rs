@@ -54,7 +54,7 @@ impl Bmdb {
                     let now = inspect::now(tx).await?;
                     let providers = inspect::providers(tx).await?;
                     let brakes = inspect::brakes(tx).await?;
-                    Ok((now, providers, brakes, session_infos(tx, SESSIONS).await?))
+                    Ok((now, providers, brakes, living_sessions(tx, now).await?))
                 })
             })
             .await?;
@@ -94,6 +94,7 @@ impl Bmdb {
     ) -> Result<Vec<MachineEvidence>, BmdbError> {
         let contradicted = self.contradicted(&page, policy, version).await?;
         let ids: Vec<Uuid> = page.iter().map(|snapshot| snapshot.facts.machine.0).collect();
+        let mut newer_fences = self.newer_fences(ids.clone()).await?;
         let rows = self
             .statement(WHAT, move |pool| {
                 let ids = ids.clone();
@@ -121,6 +122,7 @@ impl Bmdb {
                 serial_number: row.serial_number,
                 macs: row.report.as_deref().map(macs_of).unwrap_or_default(),
                 host_key_refused_at: row.refused_at,
+                newer_fence: newer_fences.remove(&machine.0),
                 lately: lately.get(&machine.0).copied().unwrap_or_default(),
             });
         }
@@ -139,8 +141,7 @@ impl Bmdb {
         let lately = rows.into_iter().map(|row| {
             let told = Lately {
                 boots: u32::try_from(row.boots).unwrap_or(u32::MAX),
-                first_boot_at: row.first_boot_at,
-                newer_fence: row.fence_at.zip(row.fence),
+                first_boot_at: Some(row.first_boot_at),
             };
             (row.machine_id, told)
         });
@@ -194,11 +195,13 @@ struct SessionInfo {
     runtime_info: serde_json::Value,
 }
 
-/// Open sessions as they are stored, oldest first.
-async fn session_infos(tx: &mut PgConnection, limit: i64) -> Result<Vec<SessionInfo>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/sessions.sql", limit).fetch_all(tx).await.doing(WHAT)?;
+/// Sessions that live at `now`, oldest first. Where every shepherd died nobody is left to close what was
+/// theirs, so that their rows say nothing.
+async fn living_sessions(tx: &mut PgConnection, now: Timestamp) -> Result<Vec<SessionInfo>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/sessions.sql", SESSIONS).fetch_all(tx).await.doing(WHAT)?;
     Ok(rows
         .into_iter()
+        .filter(|row| row.deadline > now)
         .map(|row| SessionInfo {
             session: row.session_id,
             component: row.component,

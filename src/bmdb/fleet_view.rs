@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::facts::Snapshot;
 use crate::model::ids::MachineId;
 use crate::model::plan::{Disturbed, FleetView, MachineState, StoredLane};
 use crate::model::policy::Disturbance;
@@ -31,11 +32,13 @@ impl Bmdb {
             let page = self.snapshot_page(after, PAGE).await?;
             let ids: Vec<Uuid> = page.iter().map(|snapshot| snapshot.facts.machine.0).collect();
             let Some(last) = ids.last().copied() else { break };
-            let mut lanes = self.stored_lanes(ids).await?;
-            machines.extend(page.into_iter().filter_map(|snapshot| {
-                let lanes = lanes.remove(&snapshot.facts.machine.0)?;
+            let mut lanes = self.stored_lanes(ids.clone()).await?;
+            let mut newer_fences = self.newer_fences(ids).await?;
+            machines.extend(page.into_iter().filter_map(|Snapshot { facts, .. }| {
+                let lanes = lanes.remove(&facts.machine.0)?;
                 let (phase_index, phase_since) = lanes.phase?;
-                Some(MachineState { facts: snapshot.facts, phase_index, phase_since, lanes: lanes.stored })
+                let newer_fence = newer_fences.remove(&facts.machine.0);
+                Some(MachineState { facts, phase_index, phase_since, lanes: lanes.stored, newer_fence })
             }));
             after = MachineId(last);
         }

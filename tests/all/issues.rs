@@ -100,7 +100,7 @@ async fn until_none(fleet: &Fleet) -> Result<()> {
 async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> Result<()> {
     let simulator = ["--machines", "4", "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start("issues", &simulator).await?;
-    until(&fleet, "no-shepherd", "all machines", "no open session").await?;
+    until(&fleet, "no-shepherd", "all machines", "no session is alive").await?;
 
     let endpoint = endpoint()?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint.clone()], &SHORT)?;
@@ -135,12 +135,18 @@ async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> Result<()> 
     );
 
     ensure!(shepherd.terminate().await?.success());
-    until(&fleet, "no-shepherd", "all machines", "no open session").await?;
+    until(&fleet, "no-shepherd", "all machines", "no session is alive").await?;
     fleet.database.advance(Duration::from_mins(10)).await?;
     until(&fleet, "nobody-listens", "all machines", "no heartbeat was stored lately").await?;
 
     // The database's clock is ten minutes ahead of this host's by now.
-    let _shepherd = fleet.shepherd("again", &[endpoint], &SHORT)?;
+    let mut shepherd = fleet.shepherd("again", &[endpoint], &SHORT)?;
     let host = format!("host {}", rustix::system::uname().nodename().to_string_lossy());
-    until(&fleet, "clock-skew", &host, "behind the database's").await
+    until(&fleet, "clock-skew", &host, "behind the database's").await?;
+
+    // Killed, it closes no session, and nobody else is there to do it.
+    shepherd.kill()?;
+    ensure!(fleet.holds("SELECT count(*) > 0 FROM session WHERE closed_at IS NULL").await?);
+    fleet.database.advance(Duration::from_mins(10)).await?;
+    until(&fleet, "no-shepherd", "all machines", "no session is alive").await
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::model::facts::MachineFacts;
 use crate::model::machine_view::{BrakeLine, MachineName};
+use crate::model::newer_fence::NewerFence;
 use crate::model::plan::Disturbed;
 use crate::model::policy::Policy;
 use crate::model::time::Timestamp;
@@ -53,6 +54,8 @@ pub struct MachineEvidence {
     pub macs: Vec<String>,
     /// When it showed another host key than the pinned one.
     pub host_key_refused_at: Option<Timestamp>,
+    /// Proof that it has seen more than this BMDB has given, while nothing may be ordered of it.
+    pub newer_fence: Option<NewerFence>,
     /// What its agent said within [`LATELY`].
     pub lately: Lately,
 }
@@ -64,8 +67,6 @@ pub struct Lately {
     pub boots: u32,
     /// When the first of them was heard of.
     pub first_boot_at: Option<Timestamp>,
-    /// A fence that its agent knows and that this database never gave.
-    pub newer_fence: Option<(Timestamp, i64)>,
 }
 
 /// How far back history is looked through.

@@ -47,8 +47,13 @@ fn ask_why(machine: &MachineEvidence, then: &str) -> String {
 
 fn needs_human(machine: &MachineEvidence) -> Option<Issue> {
     let waiting = machine.facts.needs_human.as_ref()?;
-    // Each of these has an issue of its own, which says more.
-    if matches!(waiting.obstacle, Obstacle::HostKeyChanged | Obstacle::StaleFence) {
+    // Either has an issue of its own, which says more; but a key that was allowed since has none any more.
+    let told_elsewhere = match waiting.obstacle {
+        Obstacle::HostKeyChanged => machine.host_key_refused_at.is_some(),
+        Obstacle::StaleFence => true,
+        _ => false,
+    };
+    if told_elsewhere {
         return None;
     }
     let remedy = format!(
@@ -74,21 +79,27 @@ fn host_key_changed(machine: &MachineEvidence) -> Option<Issue> {
 }
 
 fn newer_fence(machine: &MachineEvidence) -> Option<Issue> {
-    let heard = machine.lately.newer_fence;
-    let refused = machine.facts.needs_human.as_ref();
-    let refused = refused.filter(|waiting| waiting.obstacle == Obstacle::StaleFence);
-    let (since, evidence) = match (heard, refused) {
-        (Some((at, fence)), _) => {
-            (at, format!("its agent has seen fence {fence}, which this database never gave"))
-        }
-        (None, Some(waiting)) => {
-            (waiting.since, "it refuses our orders as older than others it had".to_owned())
-        }
+    let waiting = machine.facts.needs_human.as_ref();
+    let waiting = waiting.filter(|waiting| waiting.obstacle == Obstacle::StaleFence);
+    let (since, evidence, remedy) = match (&machine.newer_fence, waiting) {
+        (Some(newer), _) => (
+            newer.heard,
+            format!(
+                "its agent has seen fence {}, which this database never gave: nothing is ordered of it",
+                newer.fence
+            ),
+            "find out whether this database was restored from a backup; if so stop every shepherd and `shepherdctl \
+             declare restored`; if not, another database works on the same machine"
+                .to_owned(),
+        ),
+        // The fences were lifted since, and it was left where it was.
+        (None, Some(waiting)) => (
+            waiting.since,
+            format!("it waits for a person ({}): {}", waiting.obstacle, waiting.reason),
+            ask_why(machine, &format!("once that is settled, `shepherdctl retry {}`", word(machine))),
+        ),
         (None, None) => return None,
     };
-    let remedy = "find out whether this database was restored from a backup; if so stop every shepherd and \
-                  `shepherdctl declare restored`; if not, another database works on the same machine"
-        .to_owned();
     Some(Issue::of(Kind::NewerFence, machine.name(), evidence, Some(since), remedy))
 }
 

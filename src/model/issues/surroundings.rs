@@ -42,7 +42,7 @@ fn no_shepherd(evidence: &Evidence) -> Option<Issue> {
         Issue::new(
             Kind::NoShepherd,
             "all machines".to_owned(),
-            "no shepherd works on this BMDB: there is no open session".to_owned(),
+            "no shepherd works on this BMDB: no session is alive".to_owned(),
             None,
             "start `shepherd` on at least one host; its log says why it stopped".to_owned(),
         )

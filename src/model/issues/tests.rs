@@ -16,6 +16,7 @@ use crate::model::issues::evidence::{
 };
 use crate::model::machine_view::BrakeLine;
 use crate::model::needs_human::Obstacle;
+use crate::model::newer_fence::NewerFence;
 use crate::model::plan::Disturbed;
 use crate::model::policy::{Budget, Disturbance, Policy};
 use crate::model::process::Process;
@@ -57,6 +58,7 @@ fn machine(number: u8) -> MachineEvidence {
         serial_number: Some(format!("S{number}00")),
         macs: vec![format!("00:00:5e:00:53:{number:02x}")],
         host_key_refused_at: None,
+        newer_fence: None,
         lately: Lately { boots: 2, ..Lately::default() },
     }
 }
@@ -160,7 +162,15 @@ const CASES: &[Case] = &[
     ),
     (
         "heard of a newer fence",
-        |e| e.machines[0].lately.newer_fence = Some((at(900), 17)),
+        |e| e.machines[0].newer_fence = Some(NewerFence { heard: at(900), fence: 17 }),
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "heard of a newer fence, and left to a person for it",
+        |e| {
+            e.machines[0].newer_fence = Some(NewerFence { heard: at(900), fence: 17 });
+            e.machines[0].facts.needs_human = called(Obstacle::StaleFence);
+        },
         &[("newer-fence", "rack-a/1")],
     ),
     (
@@ -170,6 +180,11 @@ const CASES: &[Case] = &[
             e.machines[0].host_key_refused_at = Some(at(900));
         },
         &[("host-key-changed", "rack-a/1")],
+    ),
+    (
+        "another host key once, and the right one since",
+        |e| e.machines[0].facts.needs_human = called(Obstacle::HostKeyChanged),
+        &[("needs-human", "rack-a/1")],
     ),
     ("rebooted three times", |e| e.machines[1].lately.boots = 3, &[("crash-loop", "rack-a/2")]),
     (

@@ -23,10 +23,10 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// What the fleet goes through, as far as a step to be taken at `now` needs it.
+    /// What the fleet goes through, as far as a step to be taken on a machine at `now` needs it.
     pub(crate) fn circumstances(
         &self,
-        provider: &str,
+        machine: usize,
         step: Disturbance,
         policy: &Policy,
         now: Timestamp,
@@ -34,10 +34,12 @@ impl Fleet {
         let window = policy.budgets.get(&step).map(|budget| budget.window).unwrap_or_default();
         let since = before(now, window.0);
         let used = self.disturbed.iter().filter(|done| done.step == step && done.at > since);
+        let machine = &self.machines[machine];
         Circumstances {
             begun_in_window: u32::try_from(used.clone().count()).unwrap_or(u32::MAX),
             oldest_in_window: used.map(|done| done.at).min(),
-            brake: self.brake(provider, policy, now),
+            brake: self.brake(&provider_of(&machine.facts), policy, now),
+            newer_fence: machine.newer_fence,
         }
     }
 
@@ -81,6 +83,7 @@ impl Fleet {
 const WATCHED: [Phase; 5] =
     [Phase::AgentStarting, Phase::Ready, Phase::Installing, Phase::Silent, Phase::Recovering];
 
-fn provider_of(facts: &MachineFacts) -> String {
+/// Whose a machine is, as the database counts it.
+pub(crate) fn provider_of(facts: &MachineFacts) -> String {
     facts.provided.as_ref().map_or_else(String::new, |provided| provided.provider.clone())
 }

@@ -3,12 +3,15 @@
 //! [`plan`] takes a snapshot of the fleet and lets time pass in it, from one due moment to the next.
 //! When a lane is due, whom for, what may be disturbed and what a step leaves behind is asked of the
 //! very functions that the loops and the schedule ask ([`crate::model::schedule::next_due`],
-//! [`crate::model::recovery::plan_recovery`], [`crate::model::disturb::may_disturb`],
-//! [`crate::model::brake::verdicts`]); nothing of that is decided here. A test drives the real runner
-//! over random fleets and compares what history then says (`tests/all/fire/plan.rs`).
+//! [`crate::model::recovery::plan_recovery`], [`crate::model::recovery::hold_back`],
+//! [`crate::model::disturb::may_disturb`], [`crate::model::brake::verdicts`]); nothing of that is decided
+//! here. A test drives the real runner over random fleets and compares what history then says
+//! (`tests/all/fire/plan.rs`).
 //!
 //! What no snapshot holds has to be assumed, and [`ASSUMPTIONS`] says so with every answer: that what is
-//! tried succeeds. A plan is therefore the *least* that happens to a machine that is in trouble.
+//! tried succeeds. A plan is therefore the *least* that happens to a machine that is in trouble. So are the
+//! breakers of providers that hang: each shepherd has its own in its memory, and the database knows only
+//! until when it has put off a work item for one.
 //!
 //! * [`step`]: what one work item that succeeds does to the facts of its machine.
 //! * [`fleet`]: the fleet that the loops share: budgets and brakes.
@@ -22,6 +25,7 @@ use serde::Serialize;
 use crate::model::facts::MachineFacts;
 use crate::model::ids::MachineId;
 use crate::model::machine_view::MachineName;
+use crate::model::newer_fence::NewerFence;
 use crate::model::phase::phase_of;
 use crate::model::plan::fleet::Fleet;
 use crate::model::policy::{Disturbance, Policy};
@@ -38,7 +42,7 @@ mod tests;
 /// What every plan takes for granted.
 pub const ASSUMPTIONS: [&str; 6] = [
     "what is tried succeeds: a machine that is rebooted is up by the next look, an agent that is started reports a \
-     second later, and a provider says nothing new",
+     second later, and a provider answers and says nothing new, once what was put off while it hung is due again",
     "agents that report go on reporting, and those that do not stay silent until a step wakes them",
     "every provider can reboot its machines and switch their power",
     "a worker is free at once, and work takes no time",
@@ -77,6 +81,8 @@ pub struct MachineState {
     pub phase_since: Timestamp,
     /// Its lanes as they are stored.
     pub lanes: Vec<StoredLane>,
+    /// Proof that it has seen more than this BMDB has given, while nothing may be ordered of it.
+    pub newer_fence: Option<NewerFence>,
 }
 
 /// One lane, as it is stored.
@@ -163,6 +169,7 @@ pub(crate) struct Passing {
     pub(crate) facts: MachineFacts,
     pub(crate) phase: String,
     pub(crate) phase_since: Timestamp,
+    pub(crate) newer_fence: Option<NewerFence>,
     lanes: Vec<StoredLane>,
     /// Whether its agent reports.
     speaks: bool,
@@ -187,6 +194,7 @@ impl<'a> Future<'a> {
                 facts: machine.facts.clone(),
                 phase: machine.phase_index.clone(),
                 phase_since: machine.phase_since,
+                newer_fence: machine.newer_fence,
                 lanes: machine.lanes.clone(),
                 speaks: speaks(&machine.facts, &view.policy, view.at),
                 awaited: Vec::new(),

@@ -5,10 +5,13 @@
 
 use crate::model::disturb::may_disturb;
 use crate::model::facts::{AgentStarted, Heartbeat, MachineFacts, NeedsHuman, Postponement};
-use crate::model::plan::fleet::Fleet;
+use crate::model::needs_human::Obstacle;
+use crate::model::plan::fleet::{Fleet, provider_of};
 use crate::model::policy::{Disturbance, Policy, Rung};
 use crate::model::process::Process;
-use crate::model::recovery::{RecoveryPlan, Steps, begun, plan_recovery, reenrolled, taken, tried};
+use crate::model::recovery::{
+    RecoveryPlan, Steps, begun, hold_back, plan_recovery, reenrolled, taken, tried,
+};
 use crate::model::time::Timestamp;
 
 /// What a work item did.
@@ -38,7 +41,11 @@ pub(crate) fn obeyed(
 ) -> Done {
     match process {
         Process::AgentStart => {
+            let newer = fleet.machines[machine].newer_fence;
             let facts = &mut fleet.machines[machine].facts;
+            if let Some(newer) = newer {
+                return call(facts, Obstacle::StaleFence, newer.sentence(), now);
+            }
             start_agent(facts, now);
             finish(facts, process);
             Done { reports: true, ..Done::new("put the role server on it") }
@@ -63,21 +70,20 @@ pub(crate) fn heard(facts: &mut MachineFacts, now: Timestamp) {
 }
 
 fn recover(fleet: &mut Fleet, machine: usize, policy: &Policy, now: Timestamp) -> Done {
+    let newer = fleet.machines[machine].newer_fence;
     let facts = &mut fleet.machines[machine].facts;
     let has_address = facts.provided.as_ref().is_some_and(|provided| provided.address.is_some());
     let steps = Steps { restart_agent: has_address, reboot: true, power_cycle: true };
-    match plan_recovery(facts, policy, steps, now) {
+    match hold_back(plan_recovery(facts, policy, steps, now), newer.as_ref()) {
         RecoveryPlan::Recovered { how } => {
             facts.recovery = None;
             finish(facts, Process::Recovery);
             Done::new(format!("end its recovery: {how}"))
         }
         RecoveryPlan::CallPerson { obstacle, reason } => {
-            let what = format!("call a person: {reason}");
             facts.recovery = None;
-            facts.needs_human = Some(NeedsHuman { since: now, reason, obstacle, heard_since: None });
             finish(facts, Process::Recovery);
-            Done::new(what)
+            call(facts, obstacle, reason, now)
         }
         RecoveryPlan::Wait { until, reason } => {
             match &mut facts.recovery {
@@ -111,10 +117,9 @@ fn act(
     (rung, what, attempt): (usize, Rung, u32),
     now: Timestamp,
 ) -> Done {
-    let facts = &fleet.machines[machine].facts;
-    let provider = facts.provided.as_ref().map_or_else(String::new, |provided| provided.provider.clone());
-    let circumstances = fleet.circumstances(&provider, what.step, policy, now);
-    let permission = may_disturb(facts, what.step, &circumstances, policy, now, now);
+    let circumstances = fleet.circumstances(machine, what.step, policy, now);
+    let permission =
+        may_disturb(&fleet.machines[machine].facts, what.step, &circumstances, policy, now, now);
     let facts = &mut fleet.machines[machine].facts;
     if let Err(refusal) = permission {
         postpone(facts, refusal.ask_again, refusal.reason.clone());
@@ -129,7 +134,7 @@ fn act(
         start_agent(facts, now);
     }
     finish(facts, Process::Recovery);
-    let id = facts.machine;
+    let (id, provider) = (facts.machine, provider_of(facts));
     fleet.disturb(id, &provider, what.step, now);
     Done {
         what: format!("{} (try {attempt} of {})", what.step.phrase(), what.tries),
@@ -158,6 +163,14 @@ fn present_boot(facts: &MachineFacts) -> String {
 
 fn postpone(facts: &mut MachineFacts, until: Timestamp, reason: String) {
     facts.postponements.insert(Process::Recovery, Postponement { until, reason, decided_at: String::new() });
+}
+
+/// A machine is left to a person. That a work item may have failed for it matters to nobody: nothing is due
+/// until the person has come, and what failed is forgotten then.
+fn call(facts: &mut MachineFacts, obstacle: Obstacle, reason: String, now: Timestamp) -> Done {
+    let what = format!("call a person: {reason}");
+    facts.needs_human = Some(NeedsHuman { since: now, reason, obstacle, heard_since: None });
+    Done::new(what)
 }
 
 /// As the end of a work item that is done forgets earlier failures and waits.

@@ -1,7 +1,8 @@
 //! Futures of small fleets.
 
 use super::*;
-use crate::model::facts::{AgentStarted, Heartbeat, Hold, HoldScope, Provided};
+use crate::model::facts::{Acted, AgentStarted, Heartbeat, Hold, HoldScope, Provided, Recovery};
+use crate::model::newer_fence::NewerFence;
 use crate::model::policy::Budget;
 use crate::model::provider_status::ProviderStatus;
 
@@ -43,6 +44,7 @@ fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
     let state = |facts: MachineFacts| MachineState {
         phase_index: phase_of(&facts, &policy, at(0)).to_string(),
         phase_since: at(-5),
+        newer_fence: None,
         lanes: Lane::ALL
             .into_iter()
             .map(|lane| StoredLane {
@@ -150,6 +152,48 @@ fn a_reboot_is_followed_by_a_new_agent_at_the_next_look() {
             row(0, 1, "Recovery", "reboot the m"),
             row(60, 1, "Recovery", "put the role"),
             row(61, 1, "Recovery", "end its reco"),
+        ]
+    );
+}
+
+#[test]
+fn nothing_is_ordered_of_machines_that_have_seen_a_newer_fence() {
+    let rebooted = |number| {
+        let mut facts = heard(number, 700);
+        facts.recovery = Some(Recovery {
+            started_at: at(-60),
+            rung: 1,
+            acted: Some(Acted {
+                step: Disturbance::Reboot,
+                at: at(-60),
+                deadline: at(540),
+                boot_id_before: Some("b".into()),
+            }),
+            tries: 1,
+            next_at: at(0),
+            note: "rebooted".into(),
+            obstacle: None,
+        });
+        facts
+    };
+    let mut fleet = fleet(vec![provided(1), heard(2, 700), rebooted(3)], Policy::default());
+    let told = future(&fleet, 5);
+    for ordered in [
+        row(0, 1, "AgentStart", "put the role"),
+        row(0, 2, "Recovery", "restart the "),
+        row(0, 3, "Recovery", "put the role"),
+    ] {
+        assert!(told.contains(&ordered), "{ordered:?} is not in {told:?}");
+    }
+    for machine in &mut fleet.machines {
+        machine.newer_fence = Some(NewerFence { heard: at(-9), fence: 20 });
+    }
+    assert_eq!(
+        future(&fleet, 29),
+        [
+            row(0, 1, "AgentStart", "call a perso"),
+            row(0, 2, "Recovery", "call a perso"),
+            row(0, 3, "Recovery", "call a perso"),
         ]
     );
 }

@@ -224,6 +224,17 @@ impl Site {
             _ => {}
         }
         self.kit.change(machine, changes).await?;
+        // Its agent told of a fence that this database never gave.
+        if self.random.random_range(0..8) == 0 {
+            sqlx::query(
+                "INSERT INTO history (machine_id, at, event, fence, detail)
+                 VALUES ($1, $2, 'NewerFence', 1000, 'told')",
+            )
+            .bind(machine.0)
+            .bind(self.before(90))
+            .execute(&self.kit.pool)
+            .await?;
+        }
         if self.random.random_range(0..8) == 0 {
             sqlx::query("UPDATE machine_due SET losses = 1, not_before = $2 WHERE machine_id = $1")
                 .bind(machine.0)
