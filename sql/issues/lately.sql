@@ -1,5 +1,5 @@
 -- Boots that agents told of lately, and that no step of ours ordered.
-SELECT told.machine_id, told.first_boot_at AS "first_boot_at!",
+SELECT told.machine_id AS "machine_id!", told.first_boot_at AS "first_boot_at!",
        GREATEST(told.boots - (SELECT count(*) FROM intent i
                                WHERE i.machine_id = told.machine_id AND i.kind IN ('reboot', 'power-cycle')
                                  AND i.begun_at > clock_timestamp() - $1 * INTERVAL '1 millisecond'), 0)
