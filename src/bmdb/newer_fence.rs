@@ -103,7 +103,10 @@ impl Work {
 
 impl Bmdb {
     /// As [`Work::newer_fence`], of each of many machines of which there is proof.
-    pub(crate) async fn newer_fences(&self, machines: Vec<Uuid>) -> Result<HashMap<Uuid, NewerFence>, BmdbError> {
+    pub(crate) async fn newer_fences(
+        &self,
+        machines: Vec<Uuid>,
+    ) -> Result<HashMap<Uuid, NewerFence>, BmdbError> {
         let found = self
             .statement(LOOKING, move |connection| {
                 let machines = machines.clone();
@@ -112,9 +115,9 @@ impl Bmdb {
                 })
             })
             .await?;
-        let proven = found.into_iter().filter_map(|row| {
-            Some((row.machine_id, NewerFence::proof(row.at, row.fence, row.given)?))
-        });
+        let proven = found
+            .into_iter()
+            .filter_map(|row| Some((row.machine_id, NewerFence::proof(row.at, row.fence, row.given)?)));
         Ok(proven.collect())
     }
 }

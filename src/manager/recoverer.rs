@@ -27,7 +27,9 @@ use crate::model::ids::IntentId;
 use crate::model::needs_human::Obstacle;
 use crate::model::policy::{Disturbance, Rung};
 use crate::model::process::Process;
-use crate::model::recovery::{RecoveryPlan, Steps, hold_back, look_again, plan_recovery, reenrolled, taken, tried};
+use crate::model::recovery::{
+    RecoveryPlan, Steps, hold_back, look_again, plan_recovery, reenrolled, taken, tried,
+};
 use crate::model::time::{Span, between};
 use crate::providers::provider::{CALL_LIMIT, ErrorClass, PowerAction, Provider, RebootMethod, Rungs};
 

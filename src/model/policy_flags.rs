@@ -1,11 +1,6 @@
 //! Flags that write the policy: the part of the service's flags and configuration that decides for the
 //! whole fleet, and of which `shepherdctl plan --diff` says what it would change.
 
-#![expect(
-    clippy::doc_markdown,
-    reason = "the documentation of each flag is its help text, which shows no marks"
-)]
-
 use std::ffi::OsString;
 
 use clap::{Args, CommandFactory as _, Parser};

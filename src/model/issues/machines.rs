@@ -62,7 +62,7 @@ fn needs_human(machine: &MachineEvidence) -> Option<Issue> {
         word(machine)
     );
     let evidence = format!("it waits for a person ({}): {}", waiting.obstacle, waiting.reason);
-    Some(Issue::of(Kind::NeedsHuman, machine.name(), evidence, Some(waiting.since), remedy))
+    Some(Issue::of(Kind::NeedsHuman, &machine.name(), evidence, Some(waiting.since), remedy))
 }
 
 fn host_key_changed(machine: &MachineEvidence) -> Option<Issue> {
@@ -75,7 +75,7 @@ fn host_key_changed(machine: &MachineEvidence) -> Option<Issue> {
         machine,
         "compare the key with the one on the machine's console, then allow it with the command that `why` shows",
     );
-    Some(Issue::of(Kind::HostKeyChanged, machine.name(), evidence, Some(refused_at), remedy))
+    Some(Issue::of(Kind::HostKeyChanged, &machine.name(), evidence, Some(refused_at), remedy))
 }
 
 fn newer_fence(machine: &MachineEvidence) -> Option<Issue> {
@@ -100,7 +100,7 @@ fn newer_fence(machine: &MachineEvidence) -> Option<Issue> {
         ),
         (None, None) => return None,
     };
-    Some(Issue::of(Kind::NewerFence, machine.name(), evidence, Some(since), remedy))
+    Some(Issue::of(Kind::NewerFence, &machine.name(), evidence, Some(since), remedy))
 }
 
 /// Silent, and not yet left to a person. While nobody listens, nobody is silent: there is an issue for that.
@@ -124,7 +124,7 @@ fn silent(machine: &MachineEvidence, evidence: &Evidence) -> Option<Issue> {
     };
     let remedy =
         ask_why(machine, "it is brought back step by step, and a person is called if that is in vain");
-    Some(Issue::of(Kind::SilentAgent, machine.name(), evidence, Some(since), remedy))
+    Some(Issue::of(Kind::SilentAgent, &machine.name(), evidence, Some(since), remedy))
 }
 
 fn crash_loop(machine: &MachineEvidence) -> Option<Issue> {
@@ -138,7 +138,7 @@ fn crash_loop(machine: &MachineEvidence) -> Option<Issue> {
          `shepherdctl timeline {0}` tells each boot",
         word(machine)
     );
-    Some(Issue::of(Kind::CrashLoop, machine.name(), evidence, machine.lately.first_boot_at, remedy))
+    Some(Issue::of(Kind::CrashLoop, &machine.name(), evidence, machine.lately.first_boot_at, remedy))
 }
 
 fn discrepancy(machine: &MachineEvidence) -> Option<Issue> {
@@ -150,7 +150,7 @@ fn discrepancy(machine: &MachineEvidence) -> Option<Issue> {
         );
         let evidence = format!("it is left alone: {}", quarantine.reason);
         let since = Some(quarantine.since);
-        return Some(Issue::of(Kind::ProviderDiscrepancy, machine.name(), evidence, since, remedy));
+        return Some(Issue::of(Kind::ProviderDiscrepancy, &machine.name(), evidence, since, remedy));
     }
     let provided = facts.provided.as_ref()?;
     let evidence = match provided.status {
@@ -162,7 +162,7 @@ fn discrepancy(machine: &MachineEvidence) -> Option<Issue> {
     };
     let remedy =
         "see what the provider says of it; what it has for good may be taken off its books".to_owned();
-    Some(Issue::of(Kind::ProviderDiscrepancy, machine.name(), evidence, provided.looked_at, remedy))
+    Some(Issue::of(Kind::ProviderDiscrepancy, &machine.name(), evidence, provided.looked_at, remedy))
 }
 
 fn work_fails(machine: &MachineEvidence, evidence: &Evidence) -> Option<Issue> {
@@ -179,7 +179,7 @@ fn work_fails(machine: &MachineEvidence, evidence: &Evidence) -> Option<Issue> {
             "as soon as a worker is free".to_owned()
         }
     );
-    Some(Issue::of(Kind::WorkFails, machine.name(), text, None, remedy))
+    Some(Issue::of(Kind::WorkFails, &machine.name(), text, None, remedy))
 }
 
 fn lost_workers(machine: &MachineEvidence) -> Option<Issue> {
@@ -195,7 +195,7 @@ fn lost_workers(machine: &MachineEvidence) -> Option<Issue> {
          others from it",
         word(machine)
     );
-    Some(Issue::of(Kind::LostWorkers, machine.name(), evidence, None, remedy))
+    Some(Issue::of(Kind::LostWorkers, &machine.name(), evidence, None, remedy))
 }
 
 fn drift(machine: &MachineEvidence) -> Option<Issue> {
@@ -204,5 +204,5 @@ fn drift(machine: &MachineEvidence) -> Option<Issue> {
         "the next sweep repairs it, within a minute where a shepherd runs; if it comes back, it is a defect \
                   of ours: please report it with this line"
             .to_owned();
-    Some(Issue::of(Kind::Drift, machine.name(), drift, None::<Timestamp>, remedy))
+    Some(Issue::of(Kind::Drift, &machine.name(), drift, None::<Timestamp>, remedy))
 }

@@ -214,7 +214,13 @@ impl Issue {
     }
 
     /// About one machine.
-    fn of(kind: Kind, name: MachineName, evidence: String, since: Option<Timestamp>, remedy: String) -> Self {
+    fn of(
+        kind: Kind,
+        name: &MachineName,
+        evidence: String,
+        since: Option<Timestamp>,
+        remedy: String,
+    ) -> Self {
         Self { machines: vec![name.clone()], ..Self::new(kind, name.short(), evidence, since, remedy) }
     }
 

@@ -17,6 +17,9 @@ const NO_SERIAL: [&str; 8] = [
     "123456789",
 ];
 
+/// Bits of an address's first byte that mark it as one of a group, or as made up by whoever uses it.
+const NOT_ASSIGNED: u8 = 0b11;
+
 /// Everything of this kind.
 pub(super) fn found(evidence: &Evidence) -> Vec<Issue> {
     let mut found = Vec::new();
@@ -101,7 +104,7 @@ fn key_of(machine: &MachineEvidence) -> Option<String> {
 fn serial_of(machine: &MachineEvidence) -> Option<String> {
     let serial = machine.serial_number.as_deref()?.trim();
     let means_none = NO_SERIAL.contains(&serial.to_lowercase().as_str());
-    let one_character = serial.chars().all(|c| Some(c) == serial.chars().next());
+    let one_character = serial.chars().all(|c| serial.starts_with(c));
     (!means_none && !one_character).then(|| serial.to_owned())
 }
 
@@ -109,7 +112,7 @@ fn serial_of(machine: &MachineEvidence) -> Option<String> {
 fn macs_of(machine: &MachineEvidence) -> Vec<String> {
     let assigned = |mac: &&String| {
         let first = mac.split(':').next().and_then(|byte| u8::from_str_radix(byte, 16).ok());
-        first.is_some_and(|first| first & 0b11 == 0) && mac.chars().any(|c| c != '0' && c != ':')
+        first.is_some_and(|first| first & NOT_ASSIGNED == 0) && mac.chars().any(|c| c != '0' && c != ':')
     };
     machine.macs.iter().filter(assigned).cloned().collect()
 }

@@ -109,8 +109,8 @@ fn well() -> Evidence {
     }
 }
 
-fn called(obstacle: Obstacle) -> Option<NeedsHuman> {
-    Some(NeedsHuman { since: at(900), reason: "nothing helped".into(), obstacle, heard_since: None })
+fn called(obstacle: Obstacle) -> NeedsHuman {
+    NeedsHuman { since: at(900), reason: "nothing helped".into(), obstacle, heard_since: None }
 }
 
 /// A case: what is changed of a world in which all is well, and what is then wrong, with whom.
@@ -143,7 +143,7 @@ const CASES: &[Case] = &[
         "being retired, and everything else wrong with it",
         |e| {
             e.machines[0].facts.heartbeat = None;
-            e.machines[0].facts.needs_human = called(Obstacle::LoginRefused);
+            e.machines[0].facts.needs_human = Some(called(Obstacle::LoginRefused));
             e.machines[0].losses = 9;
             e.machines[0].serial_number = Some("S200".into());
             e.machines[0].facts.retirement = Some(Retirement { reason: "old".into(), finished_at: None });
@@ -152,12 +152,12 @@ const CASES: &[Case] = &[
     ),
     (
         "left to a person",
-        |e| e.machines[0].facts.needs_human = called(Obstacle::LadderExhausted),
+        |e| e.machines[0].facts.needs_human = Some(called(Obstacle::LadderExhausted)),
         &[("needs-human", "rack-a/1")],
     ),
     (
         "refused as an older database",
-        |e| e.machines[0].facts.needs_human = called(Obstacle::StaleFence),
+        |e| e.machines[0].facts.needs_human = Some(called(Obstacle::StaleFence)),
         &[("newer-fence", "rack-a/1")],
     ),
     (
@@ -169,21 +169,21 @@ const CASES: &[Case] = &[
         "heard of a newer fence, and left to a person for it",
         |e| {
             e.machines[0].newer_fence = Some(NewerFence { heard: at(900), fence: 17 });
-            e.machines[0].facts.needs_human = called(Obstacle::StaleFence);
+            e.machines[0].facts.needs_human = Some(called(Obstacle::StaleFence));
         },
         &[("newer-fence", "rack-a/1")],
     ),
     (
         "another host key",
         |e| {
-            e.machines[0].facts.needs_human = called(Obstacle::HostKeyChanged);
+            e.machines[0].facts.needs_human = Some(called(Obstacle::HostKeyChanged));
             e.machines[0].host_key_refused_at = Some(at(900));
         },
         &[("host-key-changed", "rack-a/1")],
     ),
     (
         "another host key once, and the right one since",
-        |e| e.machines[0].facts.needs_human = called(Obstacle::HostKeyChanged),
+        |e| e.machines[0].facts.needs_human = Some(called(Obstacle::HostKeyChanged)),
         &[("needs-human", "rack-a/1")],
     ),
     ("rebooted three times", |e| e.machines[1].lately.boots = 3, &[("crash-loop", "rack-a/2")]),
@@ -377,7 +377,7 @@ fn many_alike_are_one_issue_that_counts_them() {
 fn the_most_urgent_is_told_first() {
     let mut evidence = well();
     fail(&mut evidence, 3);
-    evidence.machines[1].facts.needs_human = called(Obstacle::LoginRefused);
+    evidence.machines[1].facts.needs_human = Some(called(Obstacle::LoginRefused));
     evidence.storage.as_mut().unwrap().rows[0].1 = 100_000;
     let told: Vec<&str> = issues(&evidence).iter().map(|issue| issue.id).collect();
     assert_eq!(told, ["needs-human", "work-fails", "dead-rows"]);

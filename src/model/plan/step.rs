@@ -118,8 +118,7 @@ fn act(
     now: Timestamp,
 ) -> Done {
     let circumstances = fleet.circumstances(machine, what.step, policy, now);
-    let permission =
-        may_disturb(&fleet.machines[machine].facts, what.step, &circumstances, policy, now, now);
+    let permission = may_disturb(&fleet.machines[machine].facts, what.step, &circumstances, policy, now, now);
     let facts = &mut fleet.machines[machine].facts;
     if let Err(refusal) = permission {
         postpone(facts, refusal.ask_again, refusal.reason.clone());
