@@ -113,11 +113,14 @@ fn assumed() -> String {
 /// That nothing is due, and of one machine why.
 fn nothing(fleet: &FleetView, machine: Option<&MachineName>, asked: &command::Plan) -> String {
     let horizon = asked.horizon;
-    let Some(name) = machine else { return format!("nothing is due within {horizon}\n") };
-    let mut text = format!("nothing is due on {} within {horizon}\n", name.short());
+    let process = asked.process.as_deref();
+    let what = process.map_or_else(|| "nothing".to_owned(), |process| format!("no {process}"));
+    let Some(name) = machine else { return format!("{what} is due within {horizon}\n") };
+    let mut text = format!("{what} is due on {} within {horizon}\n", name.short());
+    let process = process.and_then(|process| process.parse::<Process>().ok());
     let id = MachineId(name.machine);
     if let Some(facts) = fleet.machines.iter().map(|state| &state.facts).find(|facts| facts.machine == id) {
-        for lane in Lane::ALL {
+        for lane in Lane::ALL.into_iter().filter(|lane| process.is_none_or(|of| of.lane() == *lane)) {
             let due = next_due(facts, lane, &fleet.policy, fleet.at);
             let _ = writeln!(text, "  {lane}: {}", due.reason);
         }

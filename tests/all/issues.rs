@@ -103,7 +103,7 @@ async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> Result<()> 
     until(&fleet, "no-shepherd", "all machines", "no session is alive").await?;
 
     let endpoint = endpoint()?;
-    let mut shepherd = fleet.shepherd("shepherd", &[endpoint.clone()], &SHORT)?;
+    let mut shepherd = fleet.shepherd("shepherd", std::slice::from_ref(&endpoint), &SHORT)?;
     fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
     fleet.until("all are Ready", ALL_READY).await?;
     until_none(&fleet).await?;

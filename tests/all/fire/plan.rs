@@ -247,7 +247,7 @@ impl Site {
 
     /// Its agent was started once, and reports, or fell silent, or is being brought back.
     async fn take_over(&mut self, machine: MachineId) -> Result<()> {
-        let agent = Agent { public_key: *key_of(machine), boot_id: format!("boot of {machine}") };
+        let agent = Agent { public_key: key_of(machine), boot_id: format!("boot of {machine}") };
         let started = FactChange::AgentStarted(NewAgent {
             public_key: agent.public_key.to_vec(),
             boot_id: Some(agent.boot_id.clone()),
@@ -536,8 +536,8 @@ fn beat(boot_id: &str, sequence: i64) -> NewHeartbeat {
 }
 
 /// A key that no other machine has.
-fn key_of(machine: MachineId) -> Box<[u8; 32]> {
-    let mut key = Box::new([7; 32]);
+fn key_of(machine: MachineId) -> [u8; 32] {
+    let mut key = [7; 32];
     key[..16].copy_from_slice(machine.0.as_bytes());
     key
 }
