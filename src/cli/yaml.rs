@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 
 use serde_json::Value;
+use uuid::Uuid;
 
 /// A value as a YAML document.
 #[must_use]
@@ -69,7 +70,9 @@ fn plain_or_quoted(text: &str) -> String {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '/' | '.'));
     let means_more =
         ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
-    if word && !means_more { text.to_owned() } else { Value::String(text.to_owned()).to_string() }
+    // One UUID in three begins with a letter: they are written alike, and with their dashes none is a number.
+    let id = text.len() == 36 && Uuid::try_parse(text).is_ok();
+    if (word && !means_more) || id { text.to_owned() } else { Value::String(text.to_owned()).to_string() }
 }
 
 #[cfg(test)]
@@ -81,17 +84,22 @@ mod tests {
     #[test]
     fn nothing_can_be_read_as_something_else() {
         let value = json!({
-            "issues": [{ "id": "brake", "about": "a: b", "n": 3 }, {}, [1, [2]], []],
+            "issues": [{ "id": "brake", "about": "a: b", "of": 3 }, {}, [1, [2]], []],
             "at": null, "on": "no", "said": "- \"x\"\n#", "é": true, "empty": "",
+            "ids": ["0199f3a2-0000-7000-8000-000000000001", "00000000000000000000000000000001", "12e5"],
         });
         let expected = "\
 at: null
 empty: \"\"
+ids:
+  - 0199f3a2-0000-7000-8000-000000000001
+  - \"00000000000000000000000000000001\"
+  - \"12e5\"
 issues:
   -
     about: \"a: b\"
     id: brake
-    n: 3
+    of: 3
   - {}
   -
     - 1
