@@ -20,10 +20,11 @@ use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::reschedule;
 use crate::bmdb::work::{Work, lock_leased};
 use crate::model::disturb::{Circumstances, Refusal, may_disturb};
-use crate::model::facts::{Acted, Recovery};
+use crate::model::facts::Recovery;
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::policy::Disturbance;
-use crate::model::time::{Span, Timestamp, after};
+use crate::model::recovery::begun;
+use crate::model::time::{Span, Timestamp};
 
 /// A step of the ladder that is about to be taken.
 #[derive(Clone, Debug)]
@@ -79,20 +80,7 @@ impl Work {
                     {
                         return Ok(Permission::Refused(refusal));
                     }
-                    let recovery = Recovery {
-                        started_at: facts.recovery.as_ref().map_or(now, |recovery| recovery.started_at),
-                        rung: step.rung,
-                        acted: Some(Acted {
-                            step: step.step,
-                            at: now,
-                            deadline: after(now, step.deadline.0),
-                            boot_id_before: facts.known_boot().map(ToOwned::to_owned),
-                        }),
-                        tries: step.attempt,
-                        next_at: now,
-                        note: format!("about to {} (try {})", step.step.phrase(), step.attempt),
-                        obstacle: None,
-                    };
+                    let recovery = begun(facts, step.rung, step.step, step.deadline, step.attempt, now);
                     apply(tx, machine, &FactChange::Recovery(recovery.clone())).await?;
                     reschedule(&bmdb, tx, machine, &rows).await?;
                     let intent = IntentId::generate();

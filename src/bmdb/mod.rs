@@ -32,8 +32,10 @@ pub mod claim;
 pub mod connection;
 mod ending;
 pub mod error;
+pub mod evidence;
 pub mod facts;
 pub mod fleet;
+pub mod fleet_view;
 #[cfg(feature = "shepherd")]
 pub mod group_commit;
 #[cfg(feature = "shepherd")]

@@ -10,11 +10,12 @@
 //! by `why`; and as long as that line of history is proof ([`NewerFence::proof`])
 //! nothing is ordered of the machine.
 
-use sqlx::PgConnection;
+use std::collections::HashMap;
 
-#[cfg(feature = "shepherd")]
-use crate::bmdb::connection::Bmdb;
-use crate::bmdb::connection::Doing;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 #[cfg(feature = "shepherd")]
 use crate::bmdb::schedule::lock;
@@ -97,6 +98,27 @@ impl Work {
             })
             .await?;
         Ok(found.and_then(|row| NewerFence::proof(row.at, row.fence, row.given)))
+    }
+}
+
+impl Bmdb {
+    /// As [`Work::newer_fence`], of each of many machines of which there is proof.
+    pub(crate) async fn newer_fences(
+        &self,
+        machines: Vec<Uuid>,
+    ) -> Result<HashMap<Uuid, NewerFence>, BmdbError> {
+        let found = self
+            .statement(LOOKING, move |connection| {
+                let machines = machines.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("sql/inspect/newer_fences.sql", &machines).fetch_all(connection).await
+                })
+            })
+            .await?;
+        let proven = found
+            .into_iter()
+            .filter_map(|row| Some((row.machine_id, NewerFence::proof(row.at, row.fence, row.given)?)));
+        Ok(proven.collect())
     }
 }
 

@@ -299,6 +299,17 @@ fn drift_of(row: &DueRow, due: &Due, policy_version: i64) -> bool {
     row.armed.process != due.process || row.priority != i64::from(due.priority)
 }
 
+/// Whether a row read without locks contradicts the facts under the same rules and policy.
+pub(crate) fn contradicts(
+    facts: &MachineFacts,
+    row: &DueRow,
+    policy: &Policy,
+    policy_version: i64,
+    now: Timestamp,
+) -> bool {
+    drift_of(row, &next_due(facts, row.lane, policy, now), policy_version)
+}
+
 /// Whether the schedule of a machine read without locks differs from what its facts demand.
 pub(crate) fn differs(
     facts: &MachineFacts,

@@ -250,6 +250,22 @@ pub struct Keeper {
     pub(crate) abandoned: mpsc::UnboundedReceiver<Abandoned>,
 }
 
+impl Sessions {
+    /// Adds what this process says of itself, under one of its sessions, for people who look at the table.
+    pub async fn tell(&self, session: &Session, details: serde_json::Value) -> Result<(), BmdbError> {
+        let id = session.id().0;
+        self.inner
+            .bmdb
+            .statement("telling what a session is for", move |pool| {
+                let details = details.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("sql/session/tell.sql", id, details).execute(pool).await.map(drop)
+                })
+            })
+            .await
+    }
+}
+
 /// Who holds a session: for people who look at the table.
 fn runtime_info(mut details: serde_json::Value) -> serde_json::Value {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();

@@ -6,13 +6,14 @@
 //! find rightfully is a changed policy or newer rules, and phases of machines
 //! whose time passed without anybody writing.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
-use crate::bmdb::schedule::{DueRow, differs, lock, reschedule, stored_rows};
+use crate::bmdb::schedule::{DueRow, contradicts, differs, lock, reschedule, stored_rows};
 use crate::model::ids::MachineId;
+use crate::model::policy::Policy;
 
 /// What a page of the sweep found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +64,22 @@ impl Bmdb {
             }
         }
         Ok(swept)
+    }
+
+    /// Machines of a page whose stored schedule contradicts what was read of them, policy and rules being the
+    /// same. Facts and schedule were read one after the other: whoever changed in between may be among them.
+    pub(crate) async fn contradicted(
+        &self,
+        snapshots: &[Snapshot],
+        policy: &Policy,
+        version: i64,
+    ) -> Result<BTreeSet<MachineId>, BmdbError> {
+        let rows = self.due_rows(snapshots).await?;
+        let contradicts = |snapshot: &&Snapshot| {
+            let of_machine = rows.get(&snapshot.facts.machine).into_iter().flatten();
+            of_machine.into_iter().any(|row| contradicts(&snapshot.facts, row, policy, version, snapshot.now))
+        };
+        Ok(snapshots.iter().filter(contradicts).map(|snapshot| snapshot.facts.machine).collect())
     }
 
     async fn due_rows(&self, snapshots: &[Snapshot]) -> Result<HashMap<MachineId, Vec<DueRow>>, BmdbError> {

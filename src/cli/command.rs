@@ -1,11 +1,15 @@
 //! The grammar: general verbs on nouns. What is typed, and nothing of what it does.
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand, builder::PossibleValuesParser};
 
 use crate::bmdb::connection::Dialect;
-use crate::cli::output::Format;
+use crate::cli::output::Output;
 use crate::model::facts::HoldScope;
 use crate::model::phase::Phase;
+use crate::model::process::Process;
+use crate::model::time::Span;
 
 /// Heading of the flags that every command takes.
 const EVERYWHERE: &str = "Everywhere";
@@ -25,6 +29,8 @@ Examples:
   shepherdctl get machines --phase NeedsHuman --phase Quarantined
   shepherdctl why sim-0007                      what it waits for, until when, and what would help
   shepherdctl timeline sim-0007                 what happened to it, newest first
+  shepherdctl issues                            what is wrong, and what to do
+  shepherdctl plan --horizon 30m                what the loops would do next, and when
   shepherdctl hold sim-0007 --reason 'changing a disk' --until 2h
   shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeat_at == null) | .machine'
 
@@ -60,7 +66,7 @@ pub struct Cli {
 
     /// How to answer
     #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true, help_heading = EVERYWHERE)]
-    pub output: Format,
+    pub output: Output,
 
     /// What to do
     #[command(subcommand)]
@@ -80,6 +86,10 @@ pub enum Command {
     Why(OfMachine),
     /// Show what happened to a machine, newest first
     Timeline(Timeline),
+    /// Say what the loops would do next, and when, before they do it
+    Plan(Plan),
+    /// Say what is wrong, most urgent first
+    Issues,
     /// Stop work on a machine until it is released
     Hold(Hold),
     /// End a hold on a machine, or its quarantine
@@ -183,6 +193,30 @@ pub struct Timeline {
     pub machine: String,
     /// Most events to list
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: u32,
+}
+
+/// What is to be foreseen.
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// Only what happens to this machine
+    #[arg(long, value_name = "M")]
+    pub machine: Option<String>,
+    /// Only what this process does
+    #[arg(
+        long,
+        value_name = "PROCESS",
+        value_parser = PossibleValuesParser::new(Process::ALL.map(Process::as_str))
+    )]
+    pub process: Option<String>,
+    /// How far to look ahead
+    #[arg(long, value_name = "SPAN", default_value = "1h")]
+    pub horizon: Span,
+    /// What this configuration file of a shepherd would change, by the policy in it
+    #[arg(long, value_name = "NEW_CONFIG")]
+    pub diff: Option<PathBuf>,
+    /// Most lines to show
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
 }
 

@@ -7,8 +7,30 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-/// What a command answers with.
+/// How an answer is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// For programs: fields are added, never renamed.
+    Json,
+    /// The same fields as YAML.
+    Yaml,
+}
+
+impl Output {
+    /// What a command answers with, to be written so.
+    #[must_use]
+    pub const fn format(self) -> Format {
+        match self {
+            Self::Table => Format::Table,
+            Self::Json | Self::Yaml => Format::Json,
+        }
+    }
+}
+
+/// What a command answers with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// For people.
     Table,

@@ -12,7 +12,8 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::url::password_warning;
 use crate::cli::command::{Allow, Cli, Command, Declare, Describe, Get};
 use crate::cli::error::CliError;
-use crate::cli::{describe, get, operate, output, restored, timeline, why};
+use crate::cli::output::Output;
+use crate::cli::{describe, get, issues, operate, output, plan, restored, timeline, why, yaml};
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
 
@@ -41,7 +42,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 /// What the command answers, as text.
 async fn answer(cli: &Cli) -> Result<String, CliError> {
     let bmdb = connect(cli).await?;
-    let format = cli.output;
+    let format = cli.output.format();
     let answer = match &cli.command {
         Command::Get(Get::Machines(filters)) => get::machines(&bmdb, filters, format).await,
         Command::Get(Get::Sessions(limited)) => get::sessions(&bmdb, limited.limit, format).await,
@@ -50,6 +51,8 @@ async fn answer(cli: &Cli) -> Result<String, CliError> {
         Command::Describe(Describe::Machine(of)) => describe::machine(&bmdb, &of.machine, format).await,
         Command::Why(of) => why::why(&bmdb, &of.machine, format).await,
         Command::Timeline(of) => timeline::timeline(&bmdb, &of.machine, of.limit, format).await,
+        Command::Issues => issues::issues(&bmdb, format).await,
+        Command::Plan(asked) => plan::plan(&bmdb, asked, format).await,
         Command::Hold(hold) => operate::hold(&bmdb, hold, format).await,
         Command::Release(release) => operate::release(&bmdb, release, format).await,
         Command::Retry(retry) => operate::retry(&bmdb, retry, format).await,
@@ -57,7 +60,10 @@ async fn answer(cli: &Cli) -> Result<String, CliError> {
         Command::Allow(Allow::HostKey(allow)) => operate::allow_host_key(&bmdb, allow, format).await,
     };
     bmdb.close().await;
-    answer
+    match cli.output {
+        Output::Yaml => Ok(yaml::document(&serde_json::from_str(&answer?)?)),
+        Output::Table | Output::Json => answer,
+    }
 }
 
 async fn connect(cli: &Cli) -> Result<Bmdb, CliError> {

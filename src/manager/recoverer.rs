@@ -27,7 +27,9 @@ use crate::model::ids::IntentId;
 use crate::model::needs_human::Obstacle;
 use crate::model::policy::{Disturbance, Rung};
 use crate::model::process::Process;
-use crate::model::recovery::{RecoveryPlan, Steps, hold_back, look_again, plan_recovery};
+use crate::model::recovery::{
+    RecoveryPlan, Steps, hold_back, look_again, plan_recovery, reenrolled, taken, tried,
+};
 use crate::model::time::{Span, between};
 use crate::providers::provider::{CALL_LIMIT, ErrorClass, PowerAction, Provider, RebootMethod, Rungs};
 
@@ -296,8 +298,8 @@ impl Recoverer {
                 (error.learnt(), format!("waits for it to come up: {}", error.sentence), error.obstacle)
             }
         };
-        let next_at = look_again(snapshot.now, acted.deadline, Span(between(acted.at, acted.deadline)));
-        changes.push(FactChange::Recovery(Recovery { next_at, note: note.clone(), obstacle, ..recovery }));
+        let recovery = reenrolled(recovery, &acted, note.clone(), obstacle, snapshot.now);
+        changes.push(FactChange::Recovery(recovery));
         Ok(Handled::finished(changes, note))
     }
 }
@@ -321,19 +323,18 @@ fn after_step(
     attempt: u32,
     now: crate::model::time::Timestamp,
 ) -> Result<Handled, HandlerError> {
-    let tried = format!("tried to {} (try {attempt} of {})", what.step.phrase(), what.tries);
-    let deadline = recovery.acted.as_ref().map_or(now, |acted| acted.deadline);
+    let tried = tried(what, attempt);
     match outcome {
         Ok((mut changes, told)) => {
             let note = format!("{tried}: {told}; waits for its report");
-            let next_at = look_again(now, deadline, what.deadline);
-            changes.push(FactChange::Recovery(Recovery { next_at, note: note.clone(), ..recovery }));
+            changes.push(FactChange::Recovery(taken(recovery, what, note.clone(), now)));
             Ok(Handled::finished(changes, note))
         }
         Err(error) => {
             // A try that failed outright has no report to wait for: the next one comes after a
             // pause, not after the deadline.
             let note = format!("{tried}: {}", error.sentence);
+            let deadline = recovery.acted.as_ref().map_or(now, |acted| acted.deadline);
             let mut changes = error.learnt();
             let acted =
                 recovery.acted.clone().map(|acted| crate::model::facts::Acted { deadline: now, ..acted });

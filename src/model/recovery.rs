@@ -19,7 +19,7 @@ use crate::model::needs_human::Obstacle;
 use crate::model::newer_fence::NewerFence;
 use crate::model::phase::silent_from;
 use crate::model::policy::{Disturbance, Policy, Rung};
-use crate::model::time::{Span, Timestamp, after};
+use crate::model::time::{Span, Timestamp, after, between};
 
 /// Which steps can be taken for one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -137,6 +137,58 @@ fn enrolled_since(facts: &MachineFacts, acted: &Acted) -> bool {
 pub fn look_again(now: Timestamp, deadline: Timestamp, limit: Span) -> Timestamp {
     let pause = (limit.0 / 10).clamp(std::time::Duration::from_secs(2), std::time::Duration::from_mins(1));
     after(now, pause).min(deadline)
+}
+
+/// The ladder with a step that is about to be taken at `now`: what is recorded before anything is done.
+#[must_use]
+pub fn begun(
+    facts: &MachineFacts,
+    rung: usize,
+    step: Disturbance,
+    limit: Span,
+    attempt: u32,
+    now: Timestamp,
+) -> Recovery {
+    Recovery {
+        started_at: facts.recovery.as_ref().map_or(now, |recovery| recovery.started_at),
+        rung,
+        acted: Some(Acted {
+            step,
+            at: now,
+            deadline: after(now, limit.0),
+            boot_id_before: facts.known_boot().map(ToOwned::to_owned),
+        }),
+        tries: attempt,
+        next_at: now,
+        note: format!("about to {} (try {attempt})", step.phrase()),
+        obstacle: None,
+    }
+}
+
+/// What was tried, for people: the beginning of a note.
+#[must_use]
+pub fn tried(what: Rung, attempt: u32) -> String {
+    format!("tried to {} (try {attempt} of {})", what.step.phrase(), what.tries)
+}
+
+/// The ladder after a step was taken, by `now`: its machine has the step's whole deadline to report.
+#[must_use]
+pub fn taken(begun: Recovery, what: Rung, note: String, now: Timestamp) -> Recovery {
+    let deadline = begun.acted.as_ref().map_or(now, |acted| acted.deadline);
+    Recovery { next_at: look_again(now, deadline, what.deadline), note, ..begun }
+}
+
+/// The ladder after an agent was put, or could not be put, on a machine that a step of it rebooted.
+#[must_use]
+pub fn reenrolled(
+    recovery: Recovery,
+    acted: &Acted,
+    note: String,
+    obstacle: Option<Obstacle>,
+    now: Timestamp,
+) -> Recovery {
+    let next_at = look_again(now, acted.deadline, Span(between(acted.at, acted.deadline)));
+    Recovery { next_at, note, obstacle, ..recovery }
 }
 
 /// How the machine came back, if a heartbeat proves that it did.

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::secret::SecretsKey;
+use crate::model::time::Timestamp;
 use crate::server::authority::{Authority, Leaf};
 use crate::server::error::ServerError;
 use crate::server::rotation::{self, Look};
@@ -164,6 +165,13 @@ impl Certificate {
         }
         Ok(())
     }
+}
+
+/// When a certificate ends.
+#[must_use]
+pub fn ends_at(der: &CertificateDer<'_>) -> Option<Timestamp> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
+    Timestamp::from_timestamp(parsed.validity().not_after.timestamp(), 0)
 }
 
 /// Whether the files can be used, without using them.

@@ -20,8 +20,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::bmdb::connection::Dialect;
-use crate::model::policy::{Disturbance, Policy, Rung};
-use crate::model::process::Process;
+use crate::model::policy_flags::PolicyFlags;
 use crate::model::remote_step::DEFAULT_AGENT_PATH;
 use crate::model::time::{Rate, Span};
 use crate::service::demo::DemoFlags;
@@ -254,104 +253,6 @@ pub struct ServiceFlags {
     pub policy: PolicyFlags,
 }
 
-/// Flags that write the policy when they are given.
-#[derive(Clone, Debug, Default, Args)]
-#[command(
-    rename_all = "snake_case",
-    next_help_heading = "Policy (kept in the database; written only when given)"
-)]
-pub struct PolicyFlags {
-    /// A new agent that has not reported after this is silent. [default: 30m]
-    #[arg(long, value_name = "SPAN")]
-    pub recovery_first_heartbeat_timeout: Option<Span>,
-    /// An agent that has not reported for this is silent. [default: 10m]
-    #[arg(long, value_name = "SPAN")]
-    pub recovery_silence_timeout: Option<Span>,
-    /// How often agents report. [default: 30s]
-    #[arg(long, value_name = "SPAN")]
-    pub heartbeat_interval: Option<Span>,
-    /// Steps of recovery as STEP:DEADLINE:TRIES,… [default: restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2]
-    #[arg(long, value_name = "LADDER", value_parser = parse_ladder)]
-    pub recovery_ladder: Option<Ladder>,
-    /// Recovery is held when more than this share fell silent within the brake's window. [default: 0.2]
-    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
-    pub recovery_brake_fraction: Option<f64>,
-    /// The window of that brake. [default: 10m]
-    #[arg(long, value_name = "SPAN")]
-    pub recovery_brake_window: Option<Span>,
-    /// Wait after the first failure to start an agent. [default: 5m]
-    #[arg(long, value_name = "SPAN")]
-    pub agent_start_backoff_initial: Option<Span>,
-    /// Longest wait after a failure to start an agent. [default: 4h]
-    #[arg(long, value_name = "SPAN")]
-    pub agent_start_backoff_maximum: Option<Span>,
-    /// Look at a machine again when its provider said nothing new. [default: 30m]
-    #[arg(long, value_name = "SPAN")]
-    pub update_interval_stable: Option<Span>,
-    /// Look at a machine again whose status is incomplete, unstable or just changed. [default: 1m]
-    #[arg(long, value_name = "SPAN")]
-    pub update_interval_unstable: Option<Span>,
-    /// Longest time an outward call may outlive its session. [default: 1m]
-    #[arg(long, value_name = "SPAN")]
-    pub outward_limit: Option<Span>,
-    /// How long what happened is kept, a day at least. [default: 180d]
-    #[arg(long, value_name = "SPAN")]
-    pub history_retention: Option<Span>,
-}
-
-/// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ladder(pub Vec<Rung>);
-
-fn parse_ladder(text: &str) -> Result<Ladder, String> {
-    let rung = |part: &str| -> Result<Rung, String> {
-        let mut fields = part.split(':');
-        let (Some(step), Some(deadline), Some(tries), None) =
-            (fields.next(), fields.next(), fields.next(), fields.next())
-        else {
-            return Err(format!("{part:?} is no step; write STEP:DEADLINE:TRIES, for example reboot:15m:2"));
-        };
-        Ok(Rung {
-            step: step.parse::<Disturbance>().map_err(|error| error.to_string())?,
-            deadline: deadline.parse::<Span>().map_err(|error| error.to_string())?,
-            tries: tries.parse().map_err(|_| format!("{tries:?} is no number of tries"))?,
-        })
-    };
-    text.split(',').map(rung).collect::<Result<Vec<_>, _>>().map(Ladder)
-}
-
-fn parse_share(text: &str) -> Result<f64, String> {
-    text.parse()
-        .ok()
-        .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| format!("{text:?} is no share; write a number from 0 to 1"))
-}
-
-impl PolicyFlags {
-    /// Writes what was given into a policy.
-    pub fn apply(&self, policy: &mut Policy) {
-        fn set<T: Clone>(given: Option<&T>, place: &mut T) {
-            if let Some(value) = given {
-                *place = value.clone();
-            }
-        }
-        set(self.recovery_first_heartbeat_timeout.as_ref(), &mut policy.recovery_first_heartbeat_timeout);
-        set(self.recovery_silence_timeout.as_ref(), &mut policy.recovery_silence_timeout);
-        set(self.heartbeat_interval.as_ref(), &mut policy.heartbeat_interval);
-        set(self.recovery_ladder.as_ref().map(|ladder| &ladder.0), &mut policy.ladder);
-        set(self.recovery_brake_fraction.as_ref(), &mut policy.recovery_brake.fraction);
-        set(self.recovery_brake_window.as_ref(), &mut policy.recovery_brake.window);
-        set(self.update_interval_stable.as_ref(), &mut policy.update_interval_stable);
-        set(self.update_interval_unstable.as_ref(), &mut policy.update_interval_unstable);
-        set(self.outward_limit.as_ref(), &mut policy.outward_limit);
-        set(self.history_retention.as_ref(), &mut policy.history_retention);
-        let mut backoff = policy.backoff_of(Process::AgentStart);
-        set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
-        set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
-        policy.backoff.insert(Process::AgentStart, backoff);
-    }
-}
-
 /// The command with an environment variable for every flag.
 #[must_use]
 pub fn command() -> clap::Command {
@@ -384,26 +285,5 @@ mod tests {
     #[test]
     fn command_is_well_formed() {
         command().debug_assert();
-    }
-
-    #[test]
-    fn ladder_reads_as_steps() {
-        let Ladder(rungs) = parse_ladder("restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2").unwrap();
-        assert_eq!(rungs, Policy::default().ladder);
-        for wrong in ["", "reboot", "reboot:1m", "reboot:1m:1:1", "explode:1m:1", "reboot:x:1", "reboot:1m:x"]
-        {
-            assert!(parse_ladder(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn only_given_flags_change_the_policy() {
-        let mut policy = Policy::default();
-        PolicyFlags::default().apply(&mut policy);
-        assert_eq!(policy, Policy::default());
-        let flags =
-            PolicyFlags { recovery_silence_timeout: Some(Span::seconds(5)), ..PolicyFlags::default() };
-        flags.apply(&mut policy);
-        assert_eq!(policy, Policy { recovery_silence_timeout: Span::seconds(5), ..Policy::default() });
     }
 }

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use reqwest::Url;
 
 use crate::bmdb::connection::ConnectionSettings;
-use crate::model::time::{Rate, Span};
+use crate::model::time::Rate;
 use crate::providers::http;
 use crate::providers::provider::ProviderName;
 use crate::service::configuration::{ConfigurationFile, ProviderConfiguration};
 use crate::service::failure::Failure;
-use crate::service::flags::{Component, PolicyFlags, ServiceFlags};
+use crate::service::flags::{Component, ServiceFlags};
 
 /// Where the bare metal database is.
 #[derive(Clone)]
@@ -75,7 +75,7 @@ pub fn plan(flags: ServiceFlags, file: ConfigurationFile) -> Result<ServicePlan,
         }
     }
     own_certificate_is_whole(&flags)?;
-    policy_is_sane(&flags.policy)?;
+    flags.policy.check().map_err(Failure::usage)?;
     let own_certificate = flags.agent_tls_certificate_path.is_some();
     let needs_authority = reaches_machines || components.contains(&Component::Callback);
     if needs_authority && !own_certificate && !throw_away {
@@ -117,51 +117,6 @@ fn own_certificate_is_whole(flags: &ServiceFlags) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
-}
-
-/// Refuses what would make every healthy machine silent, or a loop turn without a pause.
-fn policy_is_sane(policy: &PolicyFlags) -> Result<(), Failure> {
-    for (flag, span) in [
-        ("--recovery_first_heartbeat_timeout", policy.recovery_first_heartbeat_timeout),
-        ("--recovery_silence_timeout", policy.recovery_silence_timeout),
-        ("--heartbeat_interval", policy.heartbeat_interval),
-        ("--recovery_brake_window", policy.recovery_brake_window),
-        ("--agent_start_backoff_initial", policy.agent_start_backoff_initial),
-        ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
-        ("--update_interval_stable", policy.update_interval_stable),
-        ("--update_interval_unstable", policy.update_interval_unstable),
-    ] {
-        if span.is_some_and(|span| span.0.is_zero()) {
-            return Err(Failure::usage(format!("{flag} 0s leaves no time at all; give for example 1s")));
-        }
-    }
-    if let Some(kept) = policy.history_retention.filter(|kept| *kept < Span::hours(24)) {
-        return Err(Failure::usage(format!(
-            "--history_retention {kept} does not last until the morning; give at least 1d"
-        )));
-    }
-    let pairs = [
-        (
-            ("--heartbeat_interval", policy.heartbeat_interval),
-            ("--recovery_silence_timeout", policy.recovery_silence_timeout),
-            "so that every healthy machine would be taken for silent",
-        ),
-        (
-            ("--agent_start_backoff_initial", policy.agent_start_backoff_initial),
-            ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
-            "so that the first wait would be longer than the longest",
-        ),
-    ];
-    for ((shorter, short), (longer, long), why) in pairs {
-        if let (Some(short), Some(long)) = (short, long)
-            && short > long
-        {
-            return Err(Failure::usage(format!(
-                "{longer} {long} is shorter than {shorter} {short}, {why}; give a longer {longer}"
-            )));
-        }
-    }
-    Ok(())
 }
 
 fn required<'a>(path: Option<&'a Path>, flag: &str, what: &str) -> Result<&'a Path, Failure> {
@@ -429,38 +384,6 @@ mod tests {
         ] {
             assert_eq!(check_endpoint(bad).unwrap_err().code, 2, "{bad}");
         }
-    }
-
-    #[test]
-    fn a_policy_that_would_turn_on_healthy_machines_is_refused() {
-        let span = |text: &str| Some(text.parse().unwrap());
-        let none = PolicyFlags::default;
-        for (policy, part) in [
-            (
-                PolicyFlags { heartbeat_interval: span("0s"), ..none() },
-                "--heartbeat_interval 0s leaves no time",
-            ),
-            (
-                PolicyFlags {
-                    heartbeat_interval: span("1m"),
-                    recovery_silence_timeout: span("30s"),
-                    ..none()
-                },
-                "--recovery_silence_timeout 30s is shorter than --heartbeat_interval 1m",
-            ),
-            (
-                PolicyFlags {
-                    agent_start_backoff_initial: span("1h"),
-                    agent_start_backoff_maximum: span("1m"),
-                    ..none()
-                },
-                "--agent_start_backoff_maximum 1m is shorter",
-            ),
-        ] {
-            let refused = policy_is_sane(&policy).unwrap_err();
-            assert!(refused.code == 2 && refused.sentence.starts_with(part), "{refused}");
-        }
-        policy_is_sane(&none()).unwrap();
     }
 
     #[test]

@@ -879,3 +879,42 @@ async fn no_list_or_search_reads_the_whole_fleet() -> anyhow::Result<()> {
     assert_eq!(list["machines"].as_array().map(Vec::len), Some(1500), "pages of 1,000 are joined");
     Ok(())
 }
+
+#[tokio::test]
+async fn what_comes_is_told_before_it_happens() -> anyhow::Result<()> {
+    let site = Site::create("cli_plan").await?;
+    site.listen().await?;
+    golden!("plan_of_nothing", site.ask(&["plan"])?);
+    site.machine("sim", "sim-0007").await?;
+    golden!("plan", site.ask(&["plan", "--machine", "sim-0007"])?);
+    golden!("plan_limited", site.ask(&["plan", "--limit", "1", "--process", "Update"])?);
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("new.toml");
+    let shown = file.to_str().context("a path of text")?;
+    std::fs::write(&file, "recoverer_loop_parallelism = 4\nupdate_interval_stable = \"45m\"\n")?;
+    golden!("plan_diff", site.ask(&["plan", "--diff", shown])?);
+    std::fs::write(&file, "recoverer_loop_parallelism = 4\n")?;
+    golden!("plan_diff_of_nothing", site.ask(&["plan", "--diff", shown])?);
+    std::fs::write(&file, "recovery_silence_timeout = \"soon\"\n")?;
+    golden!("plan_wrong_configuration", site.ask(&["plan", "--diff", shown])?);
+    site.ask(&["hold", "sim-0007", "--reason", "new disks"])?;
+    golden!(
+        "plan_of_a_held_machine",
+        site.ask(&["plan", "--machine", "sim-0007", "--process", "AgentStart"])?
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_told_with_what_to_do() -> anyhow::Result<()> {
+    let site = Site::create("cli_issues").await?;
+    let machine = site.machine("sim", "sim-0007").await?;
+    let call =
+        FactChange::NeedsHuman { obstacle: Obstacle::LoginRefused, reason: "it lets nobody in".into() };
+    site.change(machine, vec![call]).await?;
+    // So long that a second more or less, as a busy host takes, makes no column wider.
+    site.advance(Duration::from_hours(72)).await?;
+    golden!("issues", site.ask(&["issues"])?);
+    golden!("yaml_issues", site.ask(&["issues", "-o", "yaml"])?);
+    Ok(())
+}

@@ -30,6 +30,7 @@ mod fuzz;
 mod hanging_provider;
 mod harness;
 mod heartbeats;
+mod issues;
 mod newer_fence;
 mod private_postgres;
 mod providers;

@@ -102,7 +102,7 @@ impl Running {
     }
 
     /// Creates a machine and waits until it answers.
-    async fn machine(&self) -> Result<ProviderMachine> {
+    pub(crate) async fn machine(&self) -> Result<ProviderMachine> {
         let made = self.provider()?.create(IntentId::generate(), None).await?;
         self.until_state(&made.id, &["up"]).await?;
         Ok(made)

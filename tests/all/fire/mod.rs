@@ -20,6 +20,7 @@ mod frozen_order;
 mod odd_machines;
 mod oddities;
 mod outage;
+mod plan;
 mod restart;
 #[cfg(debug_assertions)]
 mod shutdown;

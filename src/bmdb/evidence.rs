@@ -1,0 +1,269 @@
+//! One look at everything that issues are derived from ([`crate::model::issues`]).
+//!
+//! Machines are read in pages, as for a plan (`fleet_view.rs`). What two statements may have seen
+//! at two moments is looked at once more, at one, before it is called a contradiction.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use prost::Message as _;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::facts::Snapshot;
+use crate::bmdb::fleet_view::PAGE;
+use crate::bmdb::inspect;
+use crate::bmdb::retention::TABLES;
+use crate::model::ids::MachineId;
+use crate::model::issues::evidence::{
+    Evidence, ExpiredSessions, LATELY, Lately, MachineEvidence, ProviderEvidence, SessionEvidence,
+    StorageEvidence,
+};
+use crate::model::machine_view::MachineView;
+use crate::model::policy::Policy;
+use crate::model::process::{Lane, Process};
+use crate::model::schedule::{RULES_VERSION, next_due};
+use crate::model::time::{Span, Timestamp};
+use crate::proto::hardware::v1::HardwareReport;
+
+const WHAT: &str = "looking for issues";
+/// Most open sessions that are read.
+const SESSIONS: i64 = 1000;
+
+impl Bmdb {
+    /// Looks at everything that issues are derived from.
+    pub async fn evidence(&self) -> Result<Evidence, BmdbError> {
+        self.read_policy().await?;
+        let (version, policy) = self.policy();
+        let lately = self.lately_told().await?;
+        let mut machines = Vec::new();
+        let mut after = MachineId(Uuid::nil());
+        loop {
+            let page = self.snapshot_page(after, PAGE).await?;
+            let Some(last) = page.last().map(|snapshot| snapshot.facts.machine) else { break };
+            machines.extend(self.page_of_evidence(page, &lately, (version, &policy)).await?);
+            after = last;
+        }
+        let windows = policy.budgets.values().map(|budget| budget.window);
+        let disturbed = self.disturbances_within(windows.fold(Span::default(), Span::max)).await?;
+        let (at, providers, brakes, sessions) = self
+            .inspect(|tx| {
+                Box::pin(async move {
+                    let now = inspect::now(tx).await?;
+                    let providers = inspect::providers(tx).await?;
+                    let brakes = inspect::brakes(tx).await?;
+                    Ok((now, providers, brakes, living_sessions(tx, now).await?))
+                })
+            })
+            .await?;
+        let expired = self.expired_sessions().await?;
+        let storage = self.storage_evidence().await?;
+        let listening_since =
+            machines.iter().filter_map(|machine: &MachineEvidence| machine.facts.listening_since).min();
+        Ok(Evidence {
+            at,
+            policy,
+            machines,
+            disturbed,
+            providers: providers
+                .into_iter()
+                .map(|line| ProviderEvidence {
+                    provider: line.provider,
+                    listed_at: line.listed_at,
+                    error: line.error,
+                    error_at: line.error_at,
+                    brake: line.brake,
+                    brake_since: line.brake_since,
+                })
+                .collect(),
+            brakes,
+            sessions: sessions.into_iter().map(session_evidence).collect(),
+            expired,
+            listening_since,
+            storage,
+        })
+    }
+
+    async fn page_of_evidence(
+        &self,
+        page: Vec<Snapshot>,
+        lately: &HashMap<Uuid, Lately>,
+        (version, policy): (i64, &Policy),
+    ) -> Result<Vec<MachineEvidence>, BmdbError> {
+        let contradicted = self.contradicted(&page, policy, version).await?;
+        let ids: Vec<Uuid> = page.iter().map(|snapshot| snapshot.facts.machine.0).collect();
+        let mut newer_fences = self.newer_fences(ids.clone()).await?;
+        let rows = self
+            .statement(WHAT, move |pool| {
+                let ids = ids.clone();
+                Box::pin(
+                    async move { sqlx::query_file!("sql/issues/machines.sql", &ids).fetch_all(pool).await },
+                )
+            })
+            .await?;
+        let mut rows: HashMap<Uuid, _> = rows.into_iter().map(|row| (row.machine_id, row)).collect();
+        let mut found = Vec::new();
+        for Snapshot { facts, .. } in page {
+            let machine = facts.machine;
+            let Some(row) = rows.remove(&machine.0) else { continue };
+            let drift = if contradicted.contains(&machine) {
+                drift_of(&self.machine_view(machine).await?)
+            } else {
+                None
+            };
+            found.push(MachineEvidence {
+                facts,
+                phase_since: row.phase_since,
+                losses: row.losses,
+                drift,
+                agent_version: row.agent_version,
+                serial_number: row.serial_number,
+                macs: row.report.as_deref().map(macs_of).unwrap_or_default(),
+                host_key_refused_at: row.refused_at,
+                newer_fence: newer_fences.remove(&machine.0),
+                lately: lately.get(&machine.0).copied().unwrap_or_default(),
+            });
+        }
+        Ok(found)
+    }
+
+    async fn lately_told(&self) -> Result<HashMap<Uuid, Lately>, BmdbError> {
+        let window = milliseconds(LATELY);
+        let rows = self
+            .statement(WHAT, move |pool| {
+                Box::pin(
+                    async move { sqlx::query_file!("sql/issues/lately.sql", window).fetch_all(pool).await },
+                )
+            })
+            .await?;
+        let lately = rows.into_iter().map(|row| {
+            let told = Lately {
+                boots: u32::try_from(row.boots).unwrap_or(u32::MAX),
+                first_boot_at: Some(row.first_boot_at),
+            };
+            (row.machine_id, told)
+        });
+        Ok(lately.collect())
+    }
+
+    async fn expired_sessions(&self) -> Result<Vec<ExpiredSessions>, BmdbError> {
+        let window = milliseconds(LATELY);
+        let rows = self
+            .statement(WHAT, move |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("sql/issues/expired_sessions.sql", window).fetch_all(pool).await
+                })
+            })
+            .await?;
+        let expired = rows.into_iter().map(|row| ExpiredSessions {
+            component: row.component,
+            host: row.host.unwrap_or_else(unknown_host),
+            count: row.count,
+            first_at: row.first_at,
+        });
+        Ok(expired.collect())
+    }
+
+    /// What the database's books say; `None` where it keeps none.
+    async fn storage_evidence(&self) -> Result<Option<StorageEvidence>, BmdbError> {
+        let sample = match self.sample_storage().await {
+            Err(error) if error.is_unknown_to_the_database() => return Ok(None),
+            other => other?,
+        };
+        let tables = TABLES.map(str::to_owned);
+        let rows = self
+            .statement(WHAT, move |pool| {
+                let tables = tables.clone();
+                Box::pin(
+                    async move { sqlx::query_file!("sql/issues/rows.sql", &tables).fetch_all(pool).await },
+                )
+            })
+            .await?;
+        let rows = rows.into_iter().map(|row| (row.name, row.dead, row.live)).collect();
+        Ok(Some(StorageEvidence { rows, oldest_snapshot: sample.oldest_snapshot }))
+    }
+}
+
+/// An open session with everything that its process says of itself.
+#[derive(Clone, Debug)]
+struct SessionInfo {
+    session: Uuid,
+    component: String,
+    started_at: Timestamp,
+    runtime_info: serde_json::Value,
+}
+
+/// Sessions that live at `now`, oldest first. Where every shepherd died nobody is left to close what was
+/// theirs, so that their rows say nothing.
+async fn living_sessions(tx: &mut PgConnection, now: Timestamp) -> Result<Vec<SessionInfo>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/sessions.sql", SESSIONS).fetch_all(tx).await.doing(WHAT)?;
+    Ok(rows
+        .into_iter()
+        .filter(|row| row.deadline > now)
+        .map(|row| SessionInfo {
+            session: row.session_id,
+            component: row.component,
+            started_at: row.started_at,
+            runtime_info: row.runtime_info,
+        })
+        .collect())
+}
+
+/// What a machine's stored schedule says that its facts do not, read at one moment. A changed policy and
+/// newer rules are no contradiction: the sweeper brings them everywhere.
+fn drift_of(view: &MachineView) -> Option<String> {
+    view.lanes.iter().find_map(|stored| {
+        let lane: Lane = stored.lane.parse().ok()?;
+        let same_rules =
+            stored.rules_version == i64::from(RULES_VERSION) && stored.policy_version == view.policy_version;
+        let due = next_due(&view.facts, lane, &view.policy, view.at);
+        let wanted = due.process.map(Process::as_str);
+        (same_rules && stored.process.as_deref() != wanted).then(|| {
+            format!(
+                "its stored schedule says {} in lane {lane} ({}), and its facts demand {} ({})",
+                stored.process.as_deref().unwrap_or("nothing"),
+                stored.reason,
+                wanted.unwrap_or("nothing"),
+                due.reason
+            )
+        })
+    })
+}
+
+fn session_evidence(info: SessionInfo) -> SessionEvidence {
+    let text = |key: &str| info.runtime_info.get(key).and_then(|value| value.as_str());
+    SessionEvidence {
+        host: text("host").map_or_else(unknown_host, str::to_owned),
+        version: text("version").map(str::to_owned),
+        certificate_ends: text("certificate_ends").and_then(|at| at.parse().ok()),
+        host_clock: began_by_its_host(info.session),
+        component: info.component,
+        started_at: info.started_at,
+    }
+}
+
+/// The id of a session begins with the time, by the clock of the host that made it.
+fn began_by_its_host(session: Uuid) -> Option<Timestamp> {
+    let (seconds, nanoseconds) = session.get_timestamp()?.to_unix();
+    Timestamp::from_timestamp(i64::try_from(seconds).ok()?, nanoseconds)
+}
+
+fn unknown_host() -> String {
+    "a host that is not known".to_owned()
+}
+
+/// Addresses of network interfaces in a hardware report. What cannot be read tells none.
+fn macs_of(report: &[u8]) -> Vec<String> {
+    let Ok(report) = HardwareReport::decode(report) else { return Vec::new() };
+    let interfaces = report.network_interfaces.into_iter().filter(|interface| interface.mac.len() == 6);
+    interfaces
+        .map(|interface| interface.mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":"))
+        .collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "hours in milliseconds are far below 2^52")]
+fn milliseconds(span: Duration) -> f64 {
+    span.as_millis() as f64
+}

@@ -1,0 +1,384 @@
+//! Each kind of issue, just found and just not.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::model::backoff::BackoffFact;
+use crate::model::facts::{
+    AgentStarted, Heartbeat, MachineFacts, NeedsHuman, Postponement, Provided, Quarantine, Recovery,
+    Retirement,
+};
+use crate::model::ids::MachineId;
+use crate::model::issues::evidence::{
+    ExpiredSessions, Lately, MachineEvidence, ProviderEvidence, SessionEvidence, StorageEvidence,
+};
+use crate::model::machine_view::BrakeLine;
+use crate::model::needs_human::Obstacle;
+use crate::model::newer_fence::NewerFence;
+use crate::model::plan::Disturbed;
+use crate::model::policy::{Budget, Disturbance, Policy};
+use crate::model::process::Process;
+use crate::model::provider_status::ProviderStatus;
+use crate::model::time::Span;
+
+const NOW: i64 = 1_000_000;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
+}
+
+/// The healthy machine number `number`, heard five seconds ago.
+fn machine(number: u8) -> MachineEvidence {
+    let mut facts = MachineFacts::unknown(MachineId(uuid::Uuid::from_u128(u128::from(number))), at(0));
+    facts.listening_since = Some(at(0));
+    facts.provided = Some(Provided {
+        provider: "rack-a".into(),
+        provider_id: number.to_string(),
+        reservation: None,
+        address: Some(format!("192.0.2.{number}")),
+        ssh_port: None,
+        ssh_user: None,
+        location: None,
+        status: ProviderStatus::Running,
+        at: at(0),
+        looked_at: Some(at(NOW - 60)),
+        unchanged: true,
+    });
+    facts.agent_started =
+        Some(AgentStarted { at: at(10), public_key: vec![number; 32], boot_id: None, fence: 1 });
+    facts.heartbeat = Some(heartbeat(NOW - 5));
+    MachineEvidence {
+        facts,
+        phase_since: at(100),
+        losses: 2,
+        drift: None,
+        agent_version: Some("1.2.0+special".into()),
+        serial_number: Some(format!("S{number}00")),
+        macs: vec![format!("00:00:5e:00:53:{number:02x}")],
+        host_key_refused_at: None,
+        newer_fence: None,
+        lately: Lately { boots: 2, ..Lately::default() },
+    }
+}
+
+fn heartbeat(seconds: i64) -> Heartbeat {
+    Heartbeat { at: at(seconds), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 }
+}
+
+fn session(host: &str) -> SessionEvidence {
+    SessionEvidence {
+        component: "callback".into(),
+        host: host.into(),
+        version: Some("1.2.0".into()),
+        started_at: at(500),
+        host_clock: Some(at(529)),
+        certificate_ends: Some(at(NOW + 6 * 86_400 + 1)),
+    }
+}
+
+/// Two healthy machines, one shepherd, and nothing wrong, if only just.
+fn well() -> Evidence {
+    Evidence {
+        at: at(NOW),
+        policy: Arc::new(Policy::default()),
+        machines: vec![machine(1), machine(2)],
+        disturbed: Vec::new(),
+        providers: vec![ProviderEvidence {
+            provider: "rack-a".into(),
+            listed_at: Some(at(NOW - 60)),
+            error: None,
+            error_at: None,
+            brake: None,
+            brake_since: None,
+        }],
+        brakes: Vec::new(),
+        sessions: vec![session("a")],
+        expired: vec![ExpiredSessions {
+            component: "updater".into(),
+            host: "a".into(),
+            count: 4,
+            first_at: at(NOW - 100),
+        }],
+        listening_since: Some(at(0)),
+        storage: Some(StorageEvidence {
+            rows: vec![("session".into(), 99_999, 5), ("history".into(), 200_000, 200_000)],
+            oldest_snapshot: Duration::from_mins(10),
+        }),
+    }
+}
+
+fn called(obstacle: Obstacle) -> NeedsHuman {
+    NeedsHuman { since: at(900), reason: "nothing helped".into(), obstacle, heard_since: None }
+}
+
+/// A case: what is changed of a world in which all is well, and what is then wrong, with whom.
+type Case = (&'static str, fn(&mut Evidence), &'static [(&'static str, &'static str)]);
+
+const CASES: &[Case] = &[
+    ("all is well", |_| {}, &[]),
+    (
+        "silent",
+        |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 600)),
+        &[("silent-agent", "rack-a/1")],
+    ),
+    ("not yet silent", |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 599)), &[]),
+    (
+        "being brought back",
+        |e| {
+            e.machines[0].facts.recovery = Some(Recovery {
+                started_at: at(900),
+                rung: 0,
+                acted: None,
+                tries: 0,
+                next_at: at(901),
+                note: "tried".into(),
+                obstacle: None,
+            });
+        },
+        &[("silent-agent", "rack-a/1")],
+    ),
+    (
+        "being retired, and everything else wrong with it",
+        |e| {
+            e.machines[0].facts.heartbeat = None;
+            e.machines[0].facts.needs_human = Some(called(Obstacle::LoginRefused));
+            e.machines[0].losses = 9;
+            e.machines[0].serial_number = Some("S200".into());
+            e.machines[0].facts.retirement = Some(Retirement { reason: "old".into(), finished_at: None });
+        },
+        &[],
+    ),
+    (
+        "left to a person",
+        |e| e.machines[0].facts.needs_human = Some(called(Obstacle::LadderExhausted)),
+        &[("needs-human", "rack-a/1")],
+    ),
+    (
+        "refused as an older database",
+        |e| e.machines[0].facts.needs_human = Some(called(Obstacle::StaleFence)),
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "heard of a newer fence",
+        |e| e.machines[0].newer_fence = Some(NewerFence { heard: at(900), fence: 17 }),
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "heard of a newer fence, and left to a person for it",
+        |e| {
+            e.machines[0].newer_fence = Some(NewerFence { heard: at(900), fence: 17 });
+            e.machines[0].facts.needs_human = Some(called(Obstacle::StaleFence));
+        },
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "another host key",
+        |e| {
+            e.machines[0].facts.needs_human = Some(called(Obstacle::HostKeyChanged));
+            e.machines[0].host_key_refused_at = Some(at(900));
+        },
+        &[("host-key-changed", "rack-a/1")],
+    ),
+    (
+        "another host key once, and the right one since",
+        |e| e.machines[0].facts.needs_human = Some(called(Obstacle::HostKeyChanged)),
+        &[("needs-human", "rack-a/1")],
+    ),
+    ("rebooted three times", |e| e.machines[1].lately.boots = 3, &[("crash-loop", "rack-a/2")]),
+    (
+        "quarantined",
+        |e| {
+            e.machines[0].facts.quarantine =
+                Some(Quarantine { since: at(900), reason: "two of them".into() });
+        },
+        &[("provider-discrepancy", "rack-a/1")],
+    ),
+    (
+        "lost by its provider",
+        |e| e.machines[0].facts.provided.as_mut().unwrap().status = ProviderStatus::Missing,
+        &[("provider-discrepancy", "rack-a/1")],
+    ),
+    ("failed twice", |e| fail(e, 2), &[]),
+    ("failed three times", |e| fail(e, 3), &[("work-fails", "rack-a/1")]),
+    ("lost three workers", |e| e.machines[0].losses = 3, &[("lost-workers", "rack-a/1")]),
+    ("drifted", |e| e.machines[0].drift = Some("it says x".into()), &[("drift", "rack-a/1")]),
+    (
+        "one address",
+        |e| e.machines[1].facts.provided.as_mut().unwrap().address = Some("192.0.2.1".into()),
+        &[("address-conflict", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "one address, two ports",
+        |e| {
+            let provided = e.machines[1].facts.provided.as_mut().unwrap();
+            (provided.address, provided.ssh_port) = (Some("192.0.2.1".into()), Some(2222));
+        },
+        &[],
+    ),
+    (
+        "one key",
+        |e| e.machines[1].facts.agent_started.as_mut().unwrap().public_key = vec![1; 32],
+        &[("duplicate-key", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "one serial number",
+        |e| e.machines[1].serial_number = Some(" S100 ".into()),
+        &[("duplicate-serial", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "no serial number",
+        |e| e.machines.iter_mut().for_each(|m| m.serial_number = Some("To Be Filled By O.E.M.".into())),
+        &[],
+    ),
+    ("zeros", |e| e.machines.iter_mut().for_each(|m| m.serial_number = Some("0000".into())), &[]),
+    (
+        "one network address",
+        |e| e.machines[1].macs.push("00:00:5e:00:53:01".into()),
+        &[("duplicate-mac", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "network addresses made up at boot, and none",
+        |e| {
+            for machine in &mut e.machines {
+                machine.macs = vec!["02:00:00:00:00:01".into(), "00:00:00:00:00:00".into()];
+            }
+        },
+        &[],
+    ),
+    ("nobody has a session", |e| e.sessions.clear(), &[("no-shepherd", "all machines")]),
+    ("nobody listens", |e| e.listening_since = None, &[("nobody-listens", "all machines")]),
+    (
+        "nobody listens, and nobody speaks",
+        |e| {
+            e.listening_since = None;
+            e.machines.iter_mut().for_each(|m| (m.facts.agent_started, m.facts.heartbeat) = (None, None));
+        },
+        &[],
+    ),
+    (
+        "a provider does not answer",
+        |e| (e.providers[0].error, e.providers[0].error_at) = (Some("HTTP 503".into()), Some(at(900))),
+        &[("provider-fails", "provider rack-a")],
+    ),
+    (
+        "a provider's list lost machines",
+        |e| e.providers[0].brake = Some("it lost 4 of 10".into()),
+        &[("brake", "provider rack-a")],
+    ),
+    (
+        "recovery is held",
+        |e| {
+            e.brakes.push(BrakeLine {
+                kind: "recovery".into(),
+                scope: "*".into(),
+                reason: "brake: 40 of 50".into(),
+                engaged_at: at(900),
+                seen_at: at(NOW),
+            });
+        },
+        &[("brake", "all machines")],
+    ),
+    ("a budget is nearly used up", |e| disturb(e, 1, 599), &[]),
+    ("a budget is used up", |e| disturb(e, 2, 599), &[("budget-exhausted", "reboot")]),
+    ("a budget is free again", |e| disturb(e, 2, 600), &[]),
+    ("a clock ahead", |e| e.sessions[0].host_clock = Some(at(531)), &[("clock-skew", "host a")]),
+    ("a clock behind", |e| e.sessions[0].host_clock = Some(at(469)), &[("clock-skew", "host a")]),
+    (
+        "a certificate ends in six days",
+        |e| e.sessions[0].certificate_ends = Some(at(NOW + 6 * 86_400)),
+        &[("certificate-ends", "host a")],
+    ),
+    ("five sessions expired", |e| e.expired[0].count = 5, &[("session-flapping", "updater on a")]),
+    (
+        "older agents",
+        |e| e.machines.iter_mut().for_each(|m| m.agent_version = Some("1.1.0".into())),
+        &[("outdated-agent", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "an upgrade half-way",
+        |e| {
+            e.machines[0].agent_version = Some("1.1.0".into());
+            e.sessions.push(SessionEvidence { version: Some("1.1.0".into()), ..session("b") });
+        },
+        &[],
+    ),
+    (
+        "a forgotten psql",
+        |e| e.storage.as_mut().unwrap().oldest_snapshot = Duration::from_secs(601),
+        &[("long-snapshot", "the database")],
+    ),
+    ("dead rows", |e| e.storage.as_mut().unwrap().rows[0].1 = 100_000, &[("dead-rows", "table session")]),
+    ("a database without books", |e| e.storage = None, &[]),
+];
+
+fn fail(evidence: &mut Evidence, failures: u32) {
+    let cause = "no route to host".to_owned();
+    let fact = BackoffFact { failures, last_interval: Duration::from_mins(5), until: at(NOW + 60), cause };
+    evidence.machines[0].facts.backoffs.insert(Process::Recovery, fact);
+}
+
+/// Two reboots are allowed in ten minutes; `count` were begun so many seconds ago, and one machine waits.
+fn disturb(evidence: &mut Evidence, count: usize, ago: i64) {
+    let mut policy = Policy::default();
+    policy.budgets.insert(Disturbance::Reboot, Budget { count: 2, window: Span::minutes(10) });
+    evidence.policy = Arc::new(policy);
+    let done = Disturbed {
+        step: Disturbance::Reboot,
+        machine: evidence.machines[0].facts.machine,
+        provider: "rack-a".into(),
+        at: at(NOW - ago),
+    };
+    evidence.disturbed = vec![done; count];
+    let reason = "the budget to reboot the machine is used up (2 in 10m)".to_owned();
+    let wait = Postponement { until: at(NOW + 1), reason, decided_at: String::new() };
+    evidence.machines[1].facts.postponements.insert(Process::Recovery, wait);
+}
+
+#[test]
+fn what_is_wrong_is_found_and_nothing_else() {
+    for (name, change, expected) in CASES {
+        let mut evidence = well();
+        change(&mut evidence);
+        let found = issues(&evidence);
+        let told: Vec<(&str, &str)> = found.iter().map(|issue| (issue.id, issue.about.as_str())).collect();
+        assert_eq!(told, *expected, "{name}: {found:#?}");
+        for issue in &found {
+            assert!(!issue.evidence.is_empty() && !issue.remedy.is_empty(), "{name}: {issue:#?}");
+            assert_eq!(issue.page, format!("docs/issues/{}.md", issue.id), "{name}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_is_found_in_some_case() {
+    let expected: BTreeSet<&str> =
+        CASES.iter().flat_map(|(_, _, expected)| expected.iter().map(|(id, _)| *id)).collect();
+    let all: BTreeSet<&str> = Kind::ALL.into_iter().map(Kind::id).collect();
+    assert_eq!(expected, all);
+}
+
+#[test]
+fn many_alike_are_one_issue_that_counts_them() {
+    let mut evidence = well();
+    evidence.machines = (1..=12).map(machine).collect();
+    for machine in &mut evidence.machines {
+        machine.agent_version = Some("1.1.0".into());
+    }
+    let found = issues(&evidence);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].machines.len(), NAMED);
+    assert_eq!(found[0].about, "rack-a/1, rack-a/2, rack-a/3, rack-a/4, rack-a/5, and 7 more");
+    assert!(found[0].evidence.starts_with("12 agents"), "{}", found[0].evidence);
+}
+
+#[test]
+fn the_most_urgent_is_told_first() {
+    let mut evidence = well();
+    fail(&mut evidence, 3);
+    evidence.machines[1].facts.needs_human = Some(called(Obstacle::LoginRefused));
+    evidence.storage.as_mut().unwrap().rows[0].1 = 100_000;
+    let told: Vec<&str> = issues(&evidence).iter().map(|issue| issue.id).collect();
+    assert_eq!(told, ["needs-human", "work-fails", "dead-rows"]);
+}

@@ -1,0 +1,267 @@
+//! Flags that write the policy: the part of the service's flags and configuration that decides for the
+//! whole fleet, and of which `shepherdctl plan --diff` says what it would change.
+
+use std::ffi::OsString;
+
+use clap::{Args, CommandFactory as _, Parser};
+
+use crate::model::policy::{Disturbance, Policy, Rung};
+use crate::model::process::Process;
+use crate::model::time::Span;
+use crate::model::usage::usage_sentence;
+
+/// Flags that write the policy when they are given.
+#[derive(Clone, Debug, Default, Args)]
+#[command(
+    rename_all = "snake_case",
+    next_help_heading = "Policy (kept in the database; written only when given)"
+)]
+pub struct PolicyFlags {
+    /// A new agent that has not reported after this is silent. [default: 30m]
+    #[arg(long, value_name = "SPAN")]
+    pub recovery_first_heartbeat_timeout: Option<Span>,
+    /// An agent that has not reported for this is silent. [default: 10m]
+    #[arg(long, value_name = "SPAN")]
+    pub recovery_silence_timeout: Option<Span>,
+    /// How often agents report. [default: 30s]
+    #[arg(long, value_name = "SPAN")]
+    pub heartbeat_interval: Option<Span>,
+    /// Steps of recovery as STEP:DEADLINE:TRIES,… [default: restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2]
+    #[arg(long, value_name = "LADDER", value_parser = parse_ladder)]
+    pub recovery_ladder: Option<Ladder>,
+    /// Recovery is held when more than this share fell silent within the brake's window. [default: 0.2]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub recovery_brake_fraction: Option<f64>,
+    /// The window of that brake. [default: 10m]
+    #[arg(long, value_name = "SPAN")]
+    pub recovery_brake_window: Option<Span>,
+    /// Wait after the first failure to start an agent. [default: 5m]
+    #[arg(long, value_name = "SPAN")]
+    pub agent_start_backoff_initial: Option<Span>,
+    /// Longest wait after a failure to start an agent. [default: 4h]
+    #[arg(long, value_name = "SPAN")]
+    pub agent_start_backoff_maximum: Option<Span>,
+    /// Look at a machine again when its provider said nothing new. [default: 30m]
+    #[arg(long, value_name = "SPAN")]
+    pub update_interval_stable: Option<Span>,
+    /// Look at a machine again whose status is incomplete, unstable or just changed. [default: 1m]
+    #[arg(long, value_name = "SPAN")]
+    pub update_interval_unstable: Option<Span>,
+    /// Longest time an outward call may outlive its session. [default: 1m]
+    #[arg(long, value_name = "SPAN")]
+    pub outward_limit: Option<Span>,
+    /// How long what happened is kept, a day at least. [default: 180d]
+    #[arg(long, value_name = "SPAN")]
+    pub history_retention: Option<Span>,
+}
+
+/// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ladder(pub Vec<Rung>);
+
+fn parse_ladder(text: &str) -> Result<Ladder, String> {
+    let rung = |part: &str| -> Result<Rung, String> {
+        let mut fields = part.split(':');
+        let (Some(step), Some(deadline), Some(tries), None) =
+            (fields.next(), fields.next(), fields.next(), fields.next())
+        else {
+            return Err(format!("{part:?} is no step; write STEP:DEADLINE:TRIES, for example reboot:15m:2"));
+        };
+        Ok(Rung {
+            step: step.parse::<Disturbance>().map_err(|error| error.to_string())?,
+            deadline: deadline.parse::<Span>().map_err(|error| error.to_string())?,
+            tries: tries.parse().map_err(|_| format!("{tries:?} is no number of tries"))?,
+        })
+    };
+    text.split(',').map(rung).collect::<Result<Vec<_>, _>>().map(Ladder)
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| format!("{text:?} is no share; write a number from 0 to 1"))
+}
+
+impl PolicyFlags {
+    /// Writes what was given into a policy.
+    pub fn apply(&self, policy: &mut Policy) {
+        fn set<T: Clone>(given: Option<&T>, place: &mut T) {
+            if let Some(value) = given {
+                *place = value.clone();
+            }
+        }
+        set(self.recovery_first_heartbeat_timeout.as_ref(), &mut policy.recovery_first_heartbeat_timeout);
+        set(self.recovery_silence_timeout.as_ref(), &mut policy.recovery_silence_timeout);
+        set(self.heartbeat_interval.as_ref(), &mut policy.heartbeat_interval);
+        set(self.recovery_ladder.as_ref().map(|ladder| &ladder.0), &mut policy.ladder);
+        set(self.recovery_brake_fraction.as_ref(), &mut policy.recovery_brake.fraction);
+        set(self.recovery_brake_window.as_ref(), &mut policy.recovery_brake.window);
+        set(self.update_interval_stable.as_ref(), &mut policy.update_interval_stable);
+        set(self.update_interval_unstable.as_ref(), &mut policy.update_interval_unstable);
+        set(self.outward_limit.as_ref(), &mut policy.outward_limit);
+        set(self.history_retention.as_ref(), &mut policy.history_retention);
+        let mut backoff = policy.backoff_of(Process::AgentStart);
+        set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
+        set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
+        policy.backoff.insert(Process::AgentStart, backoff);
+    }
+
+    /// Refuses what would make every healthy machine silent, or a loop turn without a pause.
+    pub fn check(&self) -> Result<(), String> {
+        let policy = self;
+        for (flag, span) in [
+            ("--recovery_first_heartbeat_timeout", policy.recovery_first_heartbeat_timeout),
+            ("--recovery_silence_timeout", policy.recovery_silence_timeout),
+            ("--heartbeat_interval", policy.heartbeat_interval),
+            ("--recovery_brake_window", policy.recovery_brake_window),
+            ("--agent_start_backoff_initial", policy.agent_start_backoff_initial),
+            ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
+            ("--update_interval_stable", policy.update_interval_stable),
+            ("--update_interval_unstable", policy.update_interval_unstable),
+        ] {
+            if span.is_some_and(|span| span.0.is_zero()) {
+                return Err(format!("{flag} 0s leaves no time at all; give for example 1s"));
+            }
+        }
+        if let Some(kept) = policy.history_retention.filter(|kept| *kept < Span::hours(24)) {
+            return Err(format!(
+                "--history_retention {kept} does not last until the morning; give at least 1d"
+            ));
+        }
+        let pairs = [
+            (
+                ("--heartbeat_interval", policy.heartbeat_interval),
+                ("--recovery_silence_timeout", policy.recovery_silence_timeout),
+                "so that every healthy machine would be taken for silent",
+            ),
+            (
+                ("--agent_start_backoff_initial", policy.agent_start_backoff_initial),
+                ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
+                "so that the first wait would be longer than the longest",
+            ),
+        ];
+        for ((shorter, short), (longer, long), why) in pairs {
+            if let (Some(short), Some(long)) = (short, long)
+                && short > long
+            {
+                return Err(format!(
+                    "{longer} {long} is shorter than {shorter} {short}, {why}; give a longer {longer}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The flags of this kind that a configuration file sets, as the file of `shepherd --config` has them.
+    /// Its other keys are passed over: they decide for one shepherd, not for the fleet.
+    pub fn of_configuration(text: &str) -> Result<Self, String> {
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+        let known = Line::command();
+        let mut arguments = Vec::new();
+        for (key, value) in table {
+            let name = key.replace('-', "_");
+            if !known.get_arguments().any(|argument| argument.get_id().as_str() == name) {
+                continue;
+            }
+            let value = match value {
+                toml::Value::String(text) => text,
+                toml::Value::Integer(number) => number.to_string(),
+                toml::Value::Float(number) => number.to_string(),
+                _ => return Err(format!("{key} takes a text or a number")),
+            };
+            arguments.push(OsString::from(format!("--{name}={value}")));
+        }
+        let line =
+            Line::try_parse_from(&arguments).map_err(|error| usage_sentence(&error, &known, &arguments))?;
+        line.policy.check()?;
+        Ok(line.policy)
+    }
+}
+
+/// A command line of such flags alone.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct Line {
+    #[command(flatten)]
+    policy: PolicyFlags,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configuration_gives_what_it_says_of_the_fleet() {
+        let flags = PolicyFlags::of_configuration(
+            "ssh_user = \"root\"\nrecovery-silence_timeout = \"5m\"\nrecovery_brake_fraction = 0.5\n\
+             [[provider]]\nname = \"rack-a\"",
+        );
+        let flags = flags.unwrap();
+        assert_eq!(flags.recovery_silence_timeout, Some(Span::minutes(5)));
+        assert_eq!(flags.recovery_brake_fraction, Some(0.5));
+        assert_eq!(flags.heartbeat_interval, None);
+        for (wrong, part) in [
+            ("heartbeat_interval = [1]", "heartbeat_interval takes a text or a number"),
+            ("heartbeat_interval = \"soon\"", "soon"),
+            ("heartbeat_interval = \"0s\"", "leaves no time"),
+            ("heartbeat_interval", "="),
+        ] {
+            let problem = PolicyFlags::of_configuration(wrong).unwrap_err();
+            assert!(problem.contains(part), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_policy_that_would_turn_on_healthy_machines_is_refused() {
+        let span = |text: &str| Some(text.parse().unwrap());
+        let none = PolicyFlags::default;
+        for (policy, part) in [
+            (
+                PolicyFlags { heartbeat_interval: span("0s"), ..none() },
+                "--heartbeat_interval 0s leaves no time",
+            ),
+            (
+                PolicyFlags {
+                    heartbeat_interval: span("1m"),
+                    recovery_silence_timeout: span("30s"),
+                    ..none()
+                },
+                "--recovery_silence_timeout 30s is shorter than --heartbeat_interval 1m",
+            ),
+            (
+                PolicyFlags {
+                    agent_start_backoff_initial: span("1h"),
+                    agent_start_backoff_maximum: span("1m"),
+                    ..none()
+                },
+                "--agent_start_backoff_maximum 1m is shorter",
+            ),
+        ] {
+            let refused = policy.check().unwrap_err();
+            assert!(refused.starts_with(part), "{refused}");
+        }
+        none().check().unwrap();
+    }
+
+    #[test]
+    fn ladder_reads_as_steps() {
+        let Ladder(rungs) = parse_ladder("restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2").unwrap();
+        assert_eq!(rungs, Policy::default().ladder);
+        for wrong in ["", "reboot", "reboot:1m", "reboot:1m:1:1", "explode:1m:1", "reboot:x:1", "reboot:1m:x"]
+        {
+            assert!(parse_ladder(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_given_flags_change_the_policy() {
+        let mut policy = Policy::default();
+        PolicyFlags::default().apply(&mut policy);
+        assert_eq!(policy, Policy::default());
+        let flags =
+            PolicyFlags { recovery_silence_timeout: Some(Span::seconds(5)), ..PolicyFlags::default() };
+        flags.apply(&mut policy);
+        assert_eq!(policy, Policy { recovery_silence_timeout: Span::seconds(5), ..Policy::default() });
+    }
+}

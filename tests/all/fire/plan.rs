@@ -1,0 +1,609 @@
+//! A plan comes true: `shepherdctl plan` says what will be begun, then time passes over real loops, and
+//! history must tell the same machines, processes and moments.
+//!
+//! The loops are the service's own, on a database whose clock stands still until the test moves it from
+//! one due moment to the next; the machines are a simulator's, reached over its provider API and SSH. Of
+//! agents the test plays the reports, because they count by the database's clock: an agent reports a
+//! second after it was put on its machine, and then goes on. The moments to move to are read from the
+//! schedule in the database and never from the plan.
+//!
+//! Each fleet is random by a number that a failure prints, and that `SHEPHERD_PLAN_FLEET` picks alone.
+
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use chrono::TimeDelta;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
+use shepherd::bmdb::heartbeat::{Heartbeat as Report, Outcome};
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::bmdb::provision::NewMachine;
+use shepherd::bmdb::wakeup::WakeUps;
+use shepherd::manager::access::{Access, AgentFile};
+use shepherd::manager::brakes::Brakes;
+use shepherd::manager::control_loop::{ControlLoop, LoopContext, LoopSettings, run as run_loop};
+use shepherd::manager::initializer::Initializer;
+use shepherd::manager::limiter::Limiter;
+use shepherd::manager::metrics::ManagerMetrics;
+use shepherd::manager::provider_set::ProviderSet;
+use shepherd::manager::recoverer::Recoverer;
+use shepherd::manager::updater::Updater;
+use shepherd::model::backoff::BackoffFact;
+use shepherd::model::facts::{Acted, Hold, HoldScope, Postponement, Recovery};
+use shepherd::model::ids::MachineId;
+use shepherd::model::needs_human::Obstacle;
+use shepherd::model::policy::{Budget, Disturbance, Policy};
+use shepherd::model::process::Process;
+use shepherd::model::provider_status::ProviderStatus;
+use shepherd::model::time::{Span, Timestamp};
+use shepherd::providers::provider::Provider as _;
+use shepherd::takeover::client_key::ClientKey;
+use shepherd::takeover::session::SshSettings;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::bmdb_kit::{Kit, PATIENCE, Shepherd};
+use crate::fire::{Form, counted};
+use crate::simulator::Running;
+
+/// Time that no session outlives.
+const FOR_EVER: Duration = Duration::from_hours(1000);
+
+/// A work item that was, or will be, begun.
+type Begun = (MachineId, String, Timestamp);
+
+/// A random fleet with loops that are not started yet.
+struct Site {
+    kit: Kit,
+    simulator: Running,
+    directory: TempDir,
+    random: ChaCha8Rng,
+    begin: Timestamp,
+    horizon: Span,
+    /// Machines whose agent goes on reporting, by what it says.
+    speaking: BTreeMap<MachineId, Agent>,
+    /// When the agent that is on a machine was put there, as far as the test has seen.
+    started: BTreeMap<MachineId, Timestamp>,
+    /// First reports to come.
+    to_report: BTreeMap<MachineId, Timestamp>,
+    sequence: i64,
+}
+
+#[derive(Clone)]
+struct Agent {
+    public_key: [u8; 32],
+    boot_id: String,
+}
+
+/// The clock of this database stands still from now on, and is where it is put.
+const FREEZE: &str = "
+    CREATE SEQUENCE shim.stands_at;
+    SELECT setval('shim.stands_at', 1900000000000000);
+    CREATE OR REPLACE FUNCTION shim.now() RETURNS timestamptz LANGUAGE sql STABLE AS $$
+        SELECT 'epoch'::timestamptz
+             + pg_catalog.pg_sequence_last_value('shim.stands_at'::regclass) * interval '1 microsecond' $$;
+    CREATE OR REPLACE FUNCTION shim.clock_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS $$
+        SELECT 'epoch'::timestamptz
+             + pg_catalog.pg_sequence_last_value('shim.stands_at'::regclass) * interval '1 microsecond' $$";
+
+impl Site {
+    async fn new(seed: u64) -> Result<Self> {
+        let kit = Kit::new(&format!("plan_{seed}")).await?;
+        sqlx::raw_sql(FREEZE).execute(&kit.pool).await?;
+        let begin = Timestamp::from_timestamp(1_900_000_000, 0).context("a moment")?;
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let policy = random_policy(&mut random);
+        kit.bmdb.change_policy("test", move |stored| policy.clone_into(stored)).await?;
+        // Somebody has listened for a while, and will.
+        sqlx::query("INSERT INTO fleet_listening (shard, since, last_commit) VALUES (99, $1, $2)")
+            .bind(begin - TimeDelta::minutes(random.random_range(0..60)))
+            .bind(begin + TimeDelta::days(30))
+            .execute(&kit.pool)
+            .await?;
+        let directory = tempfile::tempdir()?;
+        let flags = ["--machines", "8", "--boot_seconds", "0", "--persistent_percent", "0"];
+        let simulator = Running::start(directory.path(), &flags).await?;
+        let horizon = Span::minutes(random.random_range(20..60));
+        let mut site = Self {
+            kit,
+            simulator,
+            directory,
+            random,
+            begin,
+            horizon,
+            speaking: BTreeMap::new(),
+            started: BTreeMap::new(),
+            to_report: BTreeMap::new(),
+            sequence: 1000,
+        };
+        site.furnish().await?;
+        site.kit.sweep().await?;
+        site.look_for_new_agents(false).await?;
+        Ok(site)
+    }
+
+    /// Machines in random circumstances.
+    async fn furnish(&mut self) -> Result<()> {
+        let count = self.random.random_range(2..=8);
+        let shepherd = Shepherd::start(&self.kit, "provisioner", FOR_EVER).await?;
+        let session = shepherd.session().await?;
+        let lease = self.kit.bmdb.take_lease(&session, "provisioner", "sim").await?.context("taken")?;
+        let mut machines = Vec::new();
+        for number in 0..count {
+            // The provider has lost one in ten.
+            let there = self.random.random_range(0..10) != 0;
+            let (provider_id, details) = if there {
+                let made = self.simulator.machine().await?;
+                let found = self.simulator.provider()?.look_at(&made.id).await?.context("just made")?;
+                let details = ProviderDetails {
+                    reservation: None,
+                    address: found.address,
+                    ssh_port: found.ssh_port,
+                    ssh_user: found.ssh_user,
+                    location: found.location,
+                    status: found.status,
+                };
+                (found.id, details)
+            } else {
+                let details = ProviderDetails {
+                    reservation: None,
+                    address: None,
+                    ssh_port: None,
+                    ssh_user: None,
+                    location: None,
+                    status: ProviderStatus::Missing,
+                };
+                (format!("lost-{number}"), details)
+            };
+            let new = NewMachine { provider_id, details, changes: Vec::new(), detail: "made".to_owned() };
+            let machine = self.kit.bmdb.record_machine(&lease, None, &new).await?;
+            machines.push((machine, there));
+        }
+        self.kit.bmdb.give_back_lease(&lease).await?;
+        shepherd.sessions.close(&session, "done").await?;
+        shepherd.stop().await?;
+        for (machine, there) in machines {
+            self.befall(machine, there).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets something random have befallen a machine.
+    async fn befall(&mut self, machine: MachineId, there: bool) -> Result<()> {
+        if self.random.random_range(0..4) != 0 {
+            let (looked_at, unchanged) = (self.before(40), self.random.random());
+            sqlx::query("UPDATE machine_provided SET looked_at = $2, unchanged = $3 WHERE machine_id = $1")
+                .bind(machine.0)
+                .bind(looked_at)
+                .bind::<bool>(unchanged)
+                .execute(&self.kit.pool)
+                .await?;
+        }
+        if there && self.random.random_range(0..4) != 0 {
+            self.take_over(machine).await?;
+        }
+        let mut changes = Vec::new();
+        if self.random.random_range(0..4) == 0 {
+            let scope = HoldScope::ALL[self.random.random_range(0..3)];
+            let until = self.random.random::<bool>().then(|| self.later(40));
+            changes.push(FactChange::Held(Hold { scope, reason: "disks".into(), by: "kim".into(), until }));
+        }
+        for process in Process::ALL {
+            if self.random.random_range(0..6) == 0 {
+                changes.push(FactChange::Backoff(
+                    process,
+                    BackoffFact {
+                        failures: self.random.random_range(1..3),
+                        last_interval: Duration::from_mins(5),
+                        until: self.later(20),
+                        cause: "no route to host".into(),
+                    },
+                ));
+            }
+            if self.random.random_range(0..8) == 0 {
+                let wait = Postponement {
+                    until: self.later(20),
+                    reason: "the budget is used up".into(),
+                    decided_at: "here".into(),
+                };
+                changes.push(FactChange::Postponed(process, wait));
+            }
+        }
+        match self.random.random_range(0..12) {
+            0 => changes.push(FactChange::Quarantined("the lists differ".into())),
+            1 => changes.push(FactChange::NeedsHuman {
+                obstacle: Obstacle::LadderExhausted,
+                reason: "nothing helped".into(),
+            }),
+            _ => {}
+        }
+        self.kit.change(machine, changes).await?;
+        // Its agent told of a fence that this database never gave.
+        if self.random.random_range(0..8) == 0 {
+            sqlx::query(
+                "INSERT INTO history (machine_id, at, event, fence, detail)
+                 VALUES ($1, $2, 'NewerFence', 1000, 'told')",
+            )
+            .bind(machine.0)
+            .bind(self.before(90))
+            .execute(&self.kit.pool)
+            .await?;
+        }
+        if self.random.random_range(0..8) == 0 {
+            sqlx::query("UPDATE machine_due SET losses = 1, not_before = $2 WHERE machine_id = $1")
+                .bind(machine.0)
+                .bind(self.later(5))
+                .execute(&self.kit.pool)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Its agent was started once, and reports, or fell silent, or is being brought back.
+    async fn take_over(&mut self, machine: MachineId) -> Result<()> {
+        let agent = Agent { public_key: key_of(machine), boot_id: format!("boot of {machine}") };
+        let started = FactChange::AgentStarted(NewAgent {
+            public_key: agent.public_key.to_vec(),
+            boot_id: Some(agent.boot_id.clone()),
+            version: "1".into(),
+            supervision: "systemd".into(),
+            fence: 0,
+        });
+        let beat = FactChange::Heartbeat(beat(&agent.boot_id, 1));
+        let (_, policy) = self.kit.bmdb.policy();
+        let interval = i64::try_from(policy.heartbeat_interval.0.as_secs())?;
+        let second = |seconds: i64| self.begin - TimeDelta::seconds(seconds);
+        // How long ago its agent was put there, and heard last; and whether it still reports.
+        let (start, heard, speaks) = match self.random.random_range(0..8) {
+            // Silent since some time, noticed or not.
+            0..=3 => (7200, Some(self.random.random_range(3 * interval + 1..2400)), false),
+            // Never heard.
+            4 => (self.random.random_range(3 * interval + 1..2400), None, false),
+            // Put there a moment ago.
+            5 => (self.random.random_range(0..interval), None, true),
+            _ => (7200, Some(self.random.random_range(0..interval)), true),
+        };
+        let (start, heard) = (second(start), heard.map(second));
+        let mut changes = vec![started];
+        changes.extend(heard.map(|_| beat));
+        let silent = heard.is_some() && !speaks;
+        if silent && self.random.random() {
+            changes.push(FactChange::Recovery(self.ladder(&policy, &agent)));
+        }
+        self.kit.change(machine, changes).await?;
+        sqlx::query("UPDATE machine_agent_started SET started_at = $2 WHERE machine_id = $1")
+            .bind(machine.0)
+            .bind(start)
+            .execute(&self.kit.pool)
+            .await?;
+        if let Some(heard) = heard {
+            sqlx::query("UPDATE machine_agent_heartbeat SET at = $2 WHERE machine_id = $1")
+                .bind(machine.0)
+                .bind(heard)
+                .execute(&self.kit.pool)
+                .await?;
+        }
+        match (speaks, heard) {
+            (true, Some(_)) => drop(self.speaking.insert(machine, agent)),
+            (true, None) => drop(self.to_report.insert(machine, self.begin + TimeDelta::seconds(1))),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A ladder that somebody is half-way up.
+    fn ladder(&mut self, policy: &Policy, agent: &Agent) -> Recovery {
+        let rung = self.random.random_range(0..policy.ladder.len());
+        let what = policy.ladder[rung];
+        let at = self.before(10);
+        let acted = self.random.random::<bool>().then(|| Acted {
+            step: what.step,
+            at,
+            deadline: at + what.deadline.0,
+            boot_id_before: Some(agent.boot_id.clone()),
+        });
+        Recovery {
+            started_at: at,
+            rung,
+            tries: if acted.is_some() { self.random.random_range(1..=what.tries) } else { 0 },
+            next_at: acted.as_ref().map_or(at, |acted| acted.deadline.min(self.later(2))),
+            acted,
+            note: "somebody tried".into(),
+            obstacle: None,
+        }
+    }
+
+    fn before(&mut self, minutes: i64) -> Timestamp {
+        self.begin - TimeDelta::seconds(self.random.random_range(1..minutes * 60))
+    }
+
+    fn later(&mut self, minutes: i64) -> Timestamp {
+        self.begin + TimeDelta::seconds(self.random.random_range(1..minutes * 60))
+    }
+
+    /// What the program says will be begun.
+    fn foreseen(&self) -> Result<Vec<Begun>> {
+        let answer = self.ask(&["plan", "--horizon", &self.horizon.to_string(), "-o", "json"])?;
+        let answer: serde_json::Value = serde_json::from_str(&answer)?;
+        ensure!(answer["cut"] == false, "it was too much");
+        let mut rows = Vec::new();
+        for row in answer["rows"].as_array().context("no rows")? {
+            let machine = row["machine"].as_str().context("no machine")?.parse()?;
+            let process = row["process"].as_str().context("no process")?.to_owned();
+            rows.push((machine, process, row["at"].as_str().context("no moment")?.parse()?));
+        }
+        rows.sort();
+        Ok(rows)
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Result<String> {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
+            .args(arguments)
+            .env_clear()
+            .env("SHEPHERD_BMDB_URL", self.kit.database.url())
+            .env("SHEPHERD_BMDB_DIALECT", self.kit.database.mode().dialect().as_str())
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// What history says was begun.
+    async fn happened(&self) -> Result<Vec<Begun>> {
+        let rows: Vec<(Uuid, String, Timestamp)> =
+            sqlx::query_as("SELECT machine_id, process, at FROM history WHERE edge = 'start' AND at >= $1")
+                .bind(self.begin)
+                .fetch_all(&self.kit.pool)
+                .await?;
+        let mut rows: Vec<Begun> =
+            rows.into_iter().map(|(machine, process, at)| (MachineId(machine), process, at)).collect();
+        rows.sort();
+        Ok(rows)
+    }
+
+    /// Lets the real loops work until the horizon.
+    async fn live(&mut self) -> Result<()> {
+        let shepherd = Shepherd::start(&self.kit, "loops", FOR_EVER).await?;
+        let (drain, wake_ups) = (CancellationToken::new(), WakeUps::default());
+        let metrics = ManagerMetrics::register(&Metrics::new());
+        let providers = ProviderSet::new(vec![Arc::new(self.simulator.provider()?)]);
+        let access = Arc::new(self.access()?);
+        let brakes = Arc::new(Brakes::new(shepherd.bmdb.clone()));
+        let mut loops = JoinSet::new();
+        let context = |name: &'static str, process| LoopContext {
+            sessions: shepherd.sessions.clone(),
+            wake_ups: wake_ups.clone(),
+            metrics: metrics.of(name, process),
+            drain: drain.clone(),
+            abort: CancellationToken::new(),
+        };
+        // One recoverer: where a budget is for one of two that are due at one moment, the older claim gets it.
+        let initializer = Initializer { providers: providers.clone(), access: access.clone() };
+        let recoverer = Recoverer { providers: providers.clone(), access, brakes };
+        let updater = Updater { providers };
+        let (name, process) = (initializer.name(), initializer.process());
+        loops.spawn(run_loop(Arc::new(initializer), settings(2)?, context(name, process)));
+        let (name, process) = (recoverer.name(), recoverer.process());
+        loops.spawn(run_loop(Arc::new(recoverer), settings(1)?, context(name, process)));
+        let (name, process) = (updater.name(), updater.process());
+        loops.spawn(run_loop(Arc::new(updater), settings(2)?, context(name, process)));
+
+        let passed = self.pass_time(&wake_ups).await;
+        drain.cancel();
+        while loops.join_next().await.is_some() {}
+        shepherd.sessions.drained().await;
+        shepherd.stop().await?;
+        passed
+    }
+
+    /// Moves the clock from one moment at which something is to happen to the next.
+    async fn pass_time(&mut self, wake_ups: &WakeUps) -> Result<()> {
+        let end = self.begin + self.horizon.0;
+        let (_, policy) = self.kit.bmdb.policy();
+        loop {
+            self.until_idle(wake_ups).await?;
+            self.look_for_new_agents(true).await?;
+            let now = self.clock().await?;
+            let due: Option<Timestamp> = sqlx::query_scalar(
+                "SELECT min(GREATEST(ready_at, not_before)) FROM machine_due WHERE process IS NOT NULL",
+            )
+            .fetch_one(&self.kit.pool)
+            .await?;
+            let beats = (!self.speaking.is_empty()).then(|| now + policy.heartbeat_interval.0);
+            let next = due.into_iter().chain(beats).chain(self.to_report.values().copied()).min();
+            let Some(next) = next.filter(|next| *next <= end) else { return Ok(()) };
+            sqlx::query("SELECT setval('shim.stands_at', $1)")
+                .bind(next.timestamp_micros())
+                .execute(&self.kit.pool)
+                .await?;
+            self.report(next).await?;
+        }
+    }
+
+    /// Waits until nothing is due any more and nobody works.
+    async fn until_idle(&self, wake_ups: &WakeUps) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            for process in Process::ALL {
+                wake_ups.wake(process);
+            }
+            let busy: i64 = sqlx::query_scalar(
+                "SELECT count(*) FROM machine_due
+                 WHERE lease_session IS NOT NULL
+                    OR process IS NOT NULL AND ready_at <= now() AND (not_before IS NULL OR not_before <= now())",
+            )
+            .fetch_one(&self.kit.pool)
+            .await?;
+            if busy == 0 {
+                return Ok(());
+            }
+            ensure!(began.elapsed() < PATIENCE, "still {busy} lanes are due or worked on");
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    }
+
+    /// Every agent that reports does so now; those that were put on their machines report for the first time
+    /// a second later.
+    async fn report(&mut self, now: Timestamp) -> Result<()> {
+        let first: Vec<MachineId> =
+            self.to_report.iter().filter(|(_, at)| **at <= now).map(|(machine, _)| *machine).collect();
+        for machine in first {
+            self.to_report.remove(&machine);
+            let (public_key, boot_id): (Vec<u8>, Option<String>) =
+                sqlx::query_as("SELECT public_key, boot_id FROM machine_agent_started WHERE machine_id = $1")
+                    .bind(machine.0)
+                    .fetch_one(&self.kit.pool)
+                    .await?;
+            let public_key = public_key.try_into().ok().context("a key of 32 bytes")?;
+            self.speaking.insert(machine, Agent { public_key, boot_id: boot_id.context("no boot")? });
+        }
+        self.sequence += 1;
+        let reports: Vec<Arc<Report>> = self
+            .speaking
+            .iter()
+            .map(|(machine, agent)| {
+                Arc::new(Report {
+                    machine: *machine,
+                    public_key: agent.public_key,
+                    beat: beat(&agent.boot_id, self.sequence),
+                    hardware: None,
+                    installation: None,
+                    access_fence: 0,
+                })
+            })
+            .collect();
+        let mut plain = self.kit.bmdb.store_group(1, reports.clone().into()).await?;
+        for report in reports {
+            let outcome = match plain.remove(&(report.machine, report.public_key)) {
+                Some(plain) => Outcome::Stored(plain.wants),
+                None => self.kit.bmdb.store_heartbeat(report.clone()).await?,
+            };
+            ensure!(matches!(outcome, Outcome::Stored(_)), "{}: {outcome:?}", report.machine);
+        }
+        Ok(())
+    }
+
+    /// Agents that were put on machines since the last look are about to report, and what they replaced
+    /// reports no more.
+    async fn look_for_new_agents(&mut self, new: bool) -> Result<()> {
+        let rows: Vec<(Uuid, Timestamp)> =
+            sqlx::query_as("SELECT machine_id, started_at FROM machine_agent_started")
+                .fetch_all(&self.kit.pool)
+                .await?;
+        for (machine, at) in rows {
+            let machine = MachineId(machine);
+            if self.started.insert(machine, at) != Some(at) && new {
+                self.speaking.remove(&machine);
+                self.to_report.insert(machine, at + TimeDelta::seconds(1));
+            }
+        }
+        Ok(())
+    }
+
+    async fn clock(&self) -> Result<Timestamp> {
+        Ok(sqlx::query_scalar("SELECT now()").fetch_one(&self.kit.pool).await?)
+    }
+
+    fn access(&self) -> Result<Access> {
+        let key = ClientKey::load_or_create(&self.directory.path().join("ssh_key"))?;
+        Ok(Access {
+            ssh: SshSettings::new(key),
+            user: "root".to_owned(),
+            // Simulated machines take any program and run none of it.
+            agent: AgentFile::new("/bin/sh".into()),
+            agent_path: "/root/roleserver".to_owned(),
+            // Nobody: what agents say is said by the test.
+            endpoints: vec!["127.0.0.1:9".to_owned()],
+            ca_certificates: Box::new(Vec::new),
+            bmdb_id: Uuid::from_u128(1),
+        })
+    }
+}
+
+fn settings(parallelism: usize) -> Result<LoopSettings> {
+    Ok(LoopSettings { parallelism, limiter: Limiter::new("1ms,1000".parse()?) })
+}
+
+fn beat(boot_id: &str, sequence: i64) -> NewHeartbeat {
+    let (boot_id, incarnation) = (boot_id.to_owned(), "one".to_owned());
+    NewHeartbeat { boot_id, incarnation, sequence, version: "1".to_owned() }
+}
+
+/// A key that no other machine has.
+fn key_of(machine: MachineId) -> [u8; 32] {
+    let mut key = [7; 32];
+    key[..16].copy_from_slice(machine.0.as_bytes());
+    key
+}
+
+/// A policy in which much happens within an hour.
+fn random_policy(random: &mut ChaCha8Rng) -> Policy {
+    let mut policy = Policy::default();
+    let mut minutes = |from: u64, to: u64| Span::minutes(random.random_range(from..=to));
+    policy.heartbeat_interval = minutes(1, 3);
+    policy.recovery_silence_timeout = minutes(10, 20);
+    policy.recovery_first_heartbeat_timeout = minutes(10, 40);
+    policy.update_interval_stable = minutes(10, 30);
+    policy.update_interval_unstable = minutes(4, 8);
+    policy.recovery_brake.window = minutes(3, 10);
+    for rung in &mut policy.ladder {
+        rung.deadline = minutes(1, 15);
+    }
+    policy.recovery_brake.at_least = random.random_range(2..8);
+    for step in Disturbance::ALL {
+        let window = Span::minutes(random.random_range(2..10));
+        policy.budgets.insert(step, Budget { count: random.random_range(1..5), window });
+    }
+    policy
+}
+
+/// Foresees, lets time pass, compares. Returns how many work items there were of each process.
+async fn comes_true(seed: u64) -> Result<BTreeMap<String, usize>> {
+    let mut site = Site::new(seed).await.context("preparing")?;
+    let foreseen = site.foreseen()?;
+    site.live().await.context("living")?;
+    let happened = site.happened().await?;
+    if foreseen != happened {
+        let only = |these: &[Begun], those: &[Begun]| {
+            let lines = these.iter().filter(|row| !those.contains(row));
+            let lines = lines.map(|(machine, process, at)| format!("  {at} {process} {machine}"));
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        let text = site.ask(&["plan", "--limit", "1000", "--horizon", "1h"])?;
+        anyhow::bail!(
+            "fleet {seed}: {} foreseen, {} happened\nonly foreseen:\n{}\nonly happened:\n{}\n{text}",
+            foreseen.len(),
+            happened.len(),
+            only(&foreseen, &happened),
+            only(&happened, &foreseen)
+        );
+    }
+    site.simulator.stop().await?;
+    let mut counts = BTreeMap::new();
+    for (_, process, _) in happened {
+        *counts.entry(process).or_insert(0) += 1;
+    }
+    Ok(counts)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_planned_is_what_history_tells_afterwards() -> Result<()> {
+    let fleets = Form::of_this_run().pick(2, 200);
+    let first = std::env::var("SHEPHERD_PLAN_FLEET").ok().and_then(|number| number.parse().ok());
+    let mut begun = BTreeMap::new();
+    for seed in first.map_or(0..fleets, |only| only..only + 1) {
+        for (process, count) in comes_true(seed).await.with_context(|| format!("fleet {seed}"))? {
+            *begun.entry(process).or_insert(0) += count;
+        }
+    }
+    // What `make fire` shows beside the others.
+    counted("work items foreseen and begun", format!("{begun:?}"))?;
+    ensure!(first.is_some() || begun.contains_key("Recovery"), "no machine was brought back: {begun:?}");
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Issues: each has its page, and a real service that is driven into trouble is told of by the right one.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use shepherd::model::issues::Kind;
+use shepherd::model::policy::{Budget, Disturbance};
+use shepherd::model::time::Span;
+
+use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
+use crate::harness::source;
+
+/// Limits that a test can wait for.
+const SHORT: [&str; 5] = [
+    "--heartbeat_interval=1s",
+    "--recovery_first_heartbeat_timeout=20s",
+    "--recovery_silence_timeout=8s",
+    "--recovery_ladder=restart-agent:5s:1,reboot:5s:1",
+    "--recovery_brake_fraction=1",
+];
+
+#[test]
+fn every_issue_has_its_page_and_every_page_its_issue() -> Result<()> {
+    let mut pages = BTreeSet::new();
+    for path in source::files("docs/issues", "md")? {
+        let id = path.file_stem().and_then(|stem| stem.to_str()).context("a name")?.to_owned();
+        let text = source::read(&path)?;
+        let kind = Kind::ALL.into_iter().find(|kind| kind.id() == id);
+        let kind = kind.with_context(|| format!("{} is the page of no issue", path.display()))?;
+        ensure!(text.starts_with(&format!("# {id}: ")), "{}: its heading names another", path.display());
+        let severity = format!("\nSeverity: {}.\n", kind.severity().as_str());
+        ensure!(text.contains(&severity), "{}: its severity is {severity:?}", path.display());
+        for part in ["**How it is found.**", "**What to do.**"] {
+            ensure!(text.contains(part), "{}: {part} is missing", path.display());
+        }
+        pages.insert(id);
+    }
+    let ids: BTreeSet<String> = Kind::ALL.into_iter().map(|kind| kind.id().to_owned()).collect();
+    ensure!(ids == pages, "without a page: {:?}", ids.difference(&pages).collect::<Vec<_>>());
+    Ok(())
+}
+
+/// What the program says in this form.
+fn said(fleet: &Fleet, form: &str) -> Result<String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
+        .args(["issues", "-o", form])
+        .env_clear()
+        .env("SHEPHERD_BMDB_URL", &fleet.bmdb_url)
+        .env("SHEPHERD_BMDB_DIALECT", fleet.database.mode().dialect().as_str())
+        .stdin(Stdio::null())
+        .output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Every issue as (id, about, evidence).
+fn issues(fleet: &Fleet) -> Result<Vec<(String, String, String)>> {
+    let answer: Value = serde_json::from_str(&said(fleet, "json")?)?;
+    let text = |issue: &Value, key: &str| issue[key].as_str().unwrap_or_default().to_owned();
+    let issues = answer["issues"].as_array().context("no list")?;
+    Ok(issues
+        .iter()
+        .map(|issue| (text(issue, "id"), text(issue, "about"), text(issue, "evidence")))
+        .collect())
+}
+
+/// Waits until there is an issue of this kind, about this, whose evidence holds these words.
+async fn until(fleet: &Fleet, id: &str, about: &str, words: &str) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = issues(fleet)?;
+        if found.iter().any(|one| one.0 == id && one.1 == about && one.2.contains(words)) {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "no {id} of {about} with {words:?}, but {found:#?}\n{}",
+            fleet.explain().await?
+        );
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+async fn until_none(fleet: &Fleet) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = issues(fleet)?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "still {found:#?}\n{}", fleet.explain().await?);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> Result<()> {
+    let simulator = ["--machines", "4", "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let fleet = Fleet::start("issues", &simulator).await?;
+    until(&fleet, "no-shepherd", "all machines", "no session is alive").await?;
+
+    let endpoint = endpoint()?;
+    let mut shepherd = fleet.shepherd("shepherd", std::slice::from_ref(&endpoint), &SHORT)?;
+    fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
+    fleet.until("all are Ready", ALL_READY).await?;
+    until_none(&fleet).await?;
+    ensure!(said(&fleet, "table")? == "no issues\n" && said(&fleet, "yaml")?.ends_with("issues: []\n"));
+
+    fleet.strike("sim-0001", "power-fail").await?;
+    until(&fleet, "silent-agent", "sim/sim-0001", "its agent last reported").await?;
+    until(&fleet, "needs-human", "sim/sim-0001", "tried in vain: restart-agent, reboot").await?;
+
+    // Its agent has to be put there again, and what answers there has another key.
+    fleet.strike("sim-0002", "new-host-key").await?;
+    fleet.strike("sim-0002", "kill").await?;
+    until(&fleet, "host-key-changed", "sim/sim-0002", "another SSH host key").await?;
+
+    let bmdb = fleet.database.bmdb().await?;
+    bmdb.change_policy("test", |policy| {
+        policy.budgets.insert(Disturbance::RestartAgent, Budget { count: 1, window: Span::hours(1) });
+    })
+    .await?;
+    fleet.strike("sim-0003", "kill").await?;
+    until(&fleet, "budget-exhausted", "restart-agent", "machines that wait for it: 1").await?;
+
+    fleet.strike("provider", "list-error").await?;
+    until(&fleet, "provider-fails", "provider sim", "its last list is").await?;
+    let table = said(&fleet, "table")?;
+    ensure!(
+        table.contains("docs/issues/provider-fails.md") && table.contains("critical  needs-human"),
+        "{table}"
+    );
+
+    ensure!(shepherd.terminate().await?.success());
+    until(&fleet, "no-shepherd", "all machines", "no session is alive").await?;
+    fleet.database.advance(Duration::from_mins(10)).await?;
+    until(&fleet, "nobody-listens", "all machines", "no heartbeat was stored lately").await?;
+
+    // The database's clock is ten minutes ahead of this host's by now.
+    let mut shepherd = fleet.shepherd("again", &[endpoint], &SHORT)?;
+    let host = format!("host {}", rustix::system::uname().nodename().to_string_lossy());
+    until(&fleet, "clock-skew", &host, "behind the database's").await?;
+
+    // Killed, it closes no session, and nobody else is there to do it.
+    shepherd.kill()?;
+    ensure!(fleet.holds("SELECT count(*) > 0 FROM session WHERE closed_at IS NULL").await?);
+    fleet.database.advance(Duration::from_mins(10)).await?;
+    until(&fleet, "no-shepherd", "all machines", "no session is alive").await
+}
