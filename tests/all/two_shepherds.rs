@@ -15,29 +15,33 @@ use crate::harness::fleet::{Fleet, PATIENCE, endpoint};
 const ALL_READY: &str = "SELECT count(*) = 200 AND count(*) FILTER (WHERE phase_index = 'Ready') = 200
      FROM machine_due WHERE lane = 'access'";
 
-/// What PostgreSQL says when a row is locked that is not waited for.
-const LOCKED: &str = "55P03";
-
-/// Whether enough machines are through, one of them by this process, more wait, and work of it is live. It is
-/// stopped: an end of work that it has sent may still take effect, and holds a lock on the work's row until then.
+/// Whether enough machines are through, one of them by this process, more wait, and work of it is live.
 async fn in_the_middle(fleet: &Fleet, pid: u32) -> Result<bool> {
-    let holds: Result<bool, sqlx::Error> = sqlx::query_scalar(
+    Ok(sqlx::query_scalar(
         "SELECT (SELECT count(*) BETWEEN 20 AND 170 FROM machine_due
                  WHERE lane = 'access' AND phase_index IN ('AgentStarting', 'Ready'))
             AND EXISTS (SELECT 1 FROM history h JOIN session s USING (session_id)
                         WHERE h.event = 'Finished' AND s.runtime_info->>'pid' = $1)
-            AND (SELECT count(*) >= 2 FROM (
-                     SELECT 1 FROM work w JOIN session s USING (session_id)
-                     WHERE w.process = 'AgentStart' AND s.runtime_info->>'pid' = $1
-                     FOR UPDATE OF w NOWAIT) live)",
+            AND (SELECT count(*) >= 2 FROM work w JOIN session s USING (session_id)
+                 WHERE w.process = 'AgentStart' AND s.runtime_info->>'pid' = $1)",
     )
     .bind(pid.to_string())
     .fetch_one(&fleet.pool)
-    .await;
-    match holds {
-        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCKED) => Ok(false),
-        holds => Ok(holds?),
+    .await?)
+}
+
+/// Waits until the server has done what a shepherd had sent that is stopped: an end of work on its way still takes
+/// effect. One that waits for a lock is none: an end of work has all of its own before it is committed.
+async fn all_arrived(fleet: &Fleet) -> Result<()> {
+    let none_under_way = "SELECT NOT EXISTS (
+        SELECT 1 FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'shepherd' AND state = 'active'
+          AND wait_event_type IS DISTINCT FROM 'Lock')";
+    let deadline = Instant::now() + PATIENCE;
+    while !fleet.holds(none_under_way).await? {
+        ensure!(Instant::now() < deadline, "the server never rests\n{}", fleet.explain().await?);
     }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -53,15 +57,18 @@ async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready(
     // Stopped for a moment, so that what is seen still holds when it dies.
     let deadline = Instant::now() + PATIENCE;
     loop {
-        victim.signal(Signal::STOP)?;
-        while !is_stopped(victim.pid())? {
-            ensure!(victim.ended()?.is_none(), "the victim ended\n{}", fleet.explain().await?);
-            tokio::task::yield_now().await;
-        }
         if in_the_middle(&fleet, victim.pid()).await? {
-            break;
+            victim.signal(Signal::STOP)?;
+            while !is_stopped(victim.pid())? {
+                ensure!(victim.ended()?.is_none(), "the victim ended\n{}", fleet.explain().await?);
+                tokio::task::yield_now().await;
+            }
+            all_arrived(&fleet).await?;
+            if in_the_middle(&fleet, victim.pid()).await? {
+                break;
+            }
+            victim.signal(Signal::CONT)?;
         }
-        victim.signal(Signal::CONT)?;
         let ended = (victim.ended()?, survivor.ended()?);
         ensure!(ended == (None, None), "a shepherd ended: {ended:?}\n{}", fleet.explain().await?);
         ensure!(Instant::now() < deadline, "never in the middle\n{}", fleet.explain().await?);
