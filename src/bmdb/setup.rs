@@ -38,8 +38,11 @@ const OTHERS_TURN: Duration = Duration::from_mins(2);
 const ASK_EVERY: Duration = Duration::from_millis(100);
 /// How often the lock is prolonged, by whoever migrates for longer than it is taken for.
 const PROLONG_EVERY: Duration = Duration::from_secs(5);
-/// How often migrations are begun again that met others at work.
+/// How often migrations are begun again that met others at work. With the time for which a statement waits for a
+/// lock this comes to two minutes.
 const MIGRATION_TRIES: u32 = 20;
+/// The pause before they are. While one waits for the lock of a table, whoever uses that table waits behind it.
+const MIGRATION_PAUSE: Duration = Duration::from_secs(1);
 
 impl Bmdb {
     /// Schema version of the database; 0 when it has none.
@@ -145,7 +148,7 @@ impl Bmdb {
             }
             tracing::warn!(%error, tries, "a migration met others at work; trying again");
             tries += 1;
-            tokio::time::sleep(ASK_EVERY).await;
+            tokio::time::sleep(MIGRATION_PAUSE).await;
         }
         Ok(())
     }
