@@ -4,7 +4,6 @@
 //! at two moments is looked at once more, at one, before it is called a contradiction.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use prost::Message as _;
 use sqlx::PgConnection;
@@ -16,6 +15,7 @@ use crate::bmdb::facts::Snapshot;
 use crate::bmdb::fleet_view::PAGE;
 use crate::bmdb::inspect;
 use crate::bmdb::retention::TABLES;
+use crate::model::drift::drift_of;
 use crate::model::ids::MachineId;
 use crate::model::issues::evidence::{
     Evidence, ExpiredSessions, LATELY, Lately, MachineEvidence, ProviderEvidence, SessionEvidence,
@@ -23,8 +23,7 @@ use crate::model::issues::evidence::{
 };
 use crate::model::machine_view::MachineView;
 use crate::model::policy::Policy;
-use crate::model::process::{Lane, Process};
-use crate::model::schedule::{RULES_VERSION, next_due};
+use crate::model::schedule::next_due;
 use crate::model::time::{Span, Timestamp};
 use crate::proto::hardware::v1::HardwareReport;
 
@@ -46,8 +45,7 @@ impl Bmdb {
             machines.extend(self.page_of_evidence(page, &lately, (version, &policy)).await?);
             after = last;
         }
-        let windows = policy.budgets.values().map(|budget| budget.window);
-        let disturbed = self.disturbances_within(windows.fold(Span::default(), Span::max)).await?;
+        let disturbed = self.disturbances_within(policy.longest_window()).await?;
         let (at, providers, brakes, sessions) = self
             .inspect(|tx| {
                 Box::pin(async move {
@@ -79,7 +77,7 @@ impl Bmdb {
                 })
                 .collect(),
             brakes,
-            sessions: sessions.into_iter().map(session_evidence).collect(),
+            sessions,
             expired,
             listening_since,
             storage,
@@ -109,7 +107,7 @@ impl Bmdb {
             let machine = facts.machine;
             let Some(row) = rows.remove(&machine.0) else { continue };
             let drift = if contradicted.contains(&machine) {
-                drift_of(&self.machine_view(machine).await?)
+                drift_in(&self.machine_view(machine).await?)
             } else {
                 None
             };
@@ -130,7 +128,7 @@ impl Bmdb {
     }
 
     async fn lately_told(&self) -> Result<HashMap<Uuid, Lately>, BmdbError> {
-        let window = milliseconds(LATELY);
+        let window = Span(LATELY).float_milliseconds();
         let rows = self
             .statement(WHAT, move |pool| {
                 Box::pin(
@@ -149,7 +147,7 @@ impl Bmdb {
     }
 
     async fn expired_sessions(&self) -> Result<Vec<ExpiredSessions>, BmdbError> {
-        let window = milliseconds(LATELY);
+        let window = Span(LATELY).float_milliseconds();
         let rows = self
             .statement(WHAT, move |pool| {
                 Box::pin(async move {
@@ -186,62 +184,31 @@ impl Bmdb {
     }
 }
 
-/// An open session with everything that its process says of itself.
-#[derive(Clone, Debug)]
-struct SessionInfo {
-    session: Uuid,
-    component: String,
-    started_at: Timestamp,
-    runtime_info: serde_json::Value,
-}
-
 /// Sessions that live at `now`, oldest first. Where every shepherd died nobody is left to close what was
 /// theirs, so that their rows say nothing.
-async fn living_sessions(tx: &mut PgConnection, now: Timestamp) -> Result<Vec<SessionInfo>, BmdbError> {
+async fn living_sessions(tx: &mut PgConnection, now: Timestamp) -> Result<Vec<SessionEvidence>, BmdbError> {
     let rows = sqlx::query_file!("sql/inspect/sessions.sql", SESSIONS).fetch_all(tx).await.doing(WHAT)?;
-    Ok(rows
-        .into_iter()
-        .filter(|row| row.deadline > now)
-        .map(|row| SessionInfo {
-            session: row.session_id,
+    let living = rows.into_iter().filter(|row| row.deadline > now).map(|row| {
+        let text = |key: &str| row.runtime_info.get(key).and_then(|value| value.as_str());
+        SessionEvidence {
+            host: text("host").map_or_else(unknown_host, str::to_owned),
+            version: text("version").map(str::to_owned),
+            certificate_ends: text("certificate_ends").and_then(|at| at.parse().ok()),
+            host_clock: began_by_its_host(row.session_id),
             component: row.component,
             started_at: row.started_at,
-            runtime_info: row.runtime_info,
-        })
-        .collect())
+        }
+    });
+    Ok(living.collect())
 }
 
-/// What a machine's stored schedule says that its facts do not, read at one moment. A changed policy and
-/// newer rules are no contradiction: the sweeper brings them everywhere.
-fn drift_of(view: &MachineView) -> Option<String> {
-    view.lanes.iter().find_map(|stored| {
-        let lane: Lane = stored.lane.parse().ok()?;
-        let same_rules =
-            stored.rules_version == i64::from(RULES_VERSION) && stored.policy_version == view.policy_version;
-        let due = next_due(&view.facts, lane, &view.policy, view.at);
-        let wanted = due.process.map(Process::as_str);
-        (same_rules && stored.process.as_deref() != wanted).then(|| {
-            format!(
-                "its stored schedule says {} in lane {lane} ({}), and its facts demand {} ({})",
-                stored.process.as_deref().unwrap_or("nothing"),
-                stored.reason,
-                wanted.unwrap_or("nothing"),
-                due.reason
-            )
-        })
+/// How a machine's stored schedule contradicts its facts, read at one moment.
+fn drift_in(view: &MachineView) -> Option<String> {
+    view.lanes.iter().find_map(|lane| {
+        let stored = lane.stored()?;
+        let due = next_due(&view.facts, stored.lane, &view.policy, view.at);
+        drift_of(&stored, &due, view.policy_version)
     })
-}
-
-fn session_evidence(info: SessionInfo) -> SessionEvidence {
-    let text = |key: &str| info.runtime_info.get(key).and_then(|value| value.as_str());
-    SessionEvidence {
-        host: text("host").map_or_else(unknown_host, str::to_owned),
-        version: text("version").map(str::to_owned),
-        certificate_ends: text("certificate_ends").and_then(|at| at.parse().ok()),
-        host_clock: began_by_its_host(info.session),
-        component: info.component,
-        started_at: info.started_at,
-    }
 }
 
 /// The id of a session begins with the time, by the clock of the host that made it.
@@ -261,9 +228,4 @@ fn macs_of(report: &[u8]) -> Vec<String> {
     interfaces
         .map(|interface| interface.mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":"))
         .collect()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "hours in milliseconds are far below 2^52")]
-fn milliseconds(span: Duration) -> f64 {
-    span.as_millis() as f64
 }

@@ -42,17 +42,14 @@ impl Bmdb {
             }));
             after = MachineId(last);
         }
-        let windows = policy.budgets.values().map(|budget| budget.window);
-        let longest = windows.fold(policy.recovery_brake.window, Span::max);
-        let disturbed = self.disturbances_within(longest).await?;
+        let disturbed = self.disturbances_within(policy.longest_window()).await?;
         let at = self.database_clock().await?;
         Ok(FleetView { at, policy, machines, disturbed })
     }
 
     /// Disturbances begun within `window`, oldest first.
     pub(crate) async fn disturbances_within(&self, window: Span) -> Result<Vec<Disturbed>, BmdbError> {
-        #[expect(clippy::cast_precision_loss, reason = "a window in milliseconds is far below 2^52")]
-        let window = window.0.as_millis() as f64;
+        let window = window.float_milliseconds();
         let rows = self
             .statement("reading what was disturbed", move |pool| {
                 Box::pin(async move {

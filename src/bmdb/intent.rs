@@ -134,9 +134,7 @@ async fn circumstances(
         .fetch_optional(&mut *tx)
         .await
         .doing(what)?;
-    let window = i64::try_from(window.0.as_millis()).unwrap_or(i64::MAX);
-    #[expect(clippy::cast_precision_loss, reason = "a window in milliseconds is far below 2^52")]
-    let used = sqlx::query_file!("sql/intent/used.sql", step.step.as_str(), window as f64)
+    let used = sqlx::query_file!("sql/intent/used.sql", step.step.as_str(), window.float_milliseconds())
         .fetch_one(&mut *tx)
         .await
         .doing(what)?;

@@ -5,7 +5,6 @@ use sqlx::PgConnection;
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::model::policy::Policy;
-use crate::model::time::Span;
 
 impl Bmdb {
     /// Writes `policy` unless there is one already.
@@ -18,10 +17,10 @@ impl Bmdb {
                 sqlx::query_file!(
                     "sql/setup/policy.sql",
                     written,
-                    milliseconds(policy.recovery_first_heartbeat_timeout),
-                    milliseconds(policy.recovery_silence_timeout),
-                    milliseconds(policy.effective_listening_gap()),
-                    milliseconds(policy.outward_limit),
+                    policy.recovery_first_heartbeat_timeout.milliseconds(),
+                    policy.recovery_silence_timeout.milliseconds(),
+                    policy.effective_listening_gap().milliseconds(),
+                    policy.outward_limit.milliseconds(),
                 )
                 .execute(connection)
                 .await
@@ -79,10 +78,10 @@ async fn change_policy_in(
     sqlx::query_file!(
         "sql/policy/write.sql",
         document(&wanted)?,
-        milliseconds(wanted.recovery_first_heartbeat_timeout),
-        milliseconds(wanted.recovery_silence_timeout),
-        milliseconds(wanted.effective_listening_gap()),
-        milliseconds(wanted.outward_limit),
+        wanted.recovery_first_heartbeat_timeout.milliseconds(),
+        wanted.recovery_silence_timeout.milliseconds(),
+        wanted.effective_listening_gap().milliseconds(),
+        wanted.outward_limit.milliseconds(),
         by,
     )
     .fetch_one(tx)
@@ -115,8 +114,4 @@ fn document(policy: &Policy) -> Result<serde_json::Value, BmdbError> {
 fn parse(document: serde_json::Value) -> Result<Policy, BmdbError> {
     serde_json::from_value(document)
         .map_err(|error| BmdbError::Corrupt(format!("a policy that this release cannot read: {error}")))
-}
-
-fn milliseconds(span: Span) -> i64 {
-    i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX)
 }

@@ -14,6 +14,7 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::session::guard;
+use crate::model::drift::{StoredDecision, drift_of};
 use crate::model::facts::MachineFacts;
 use crate::model::ids::{MachineId, SessionId};
 use crate::model::phase::{Phase, phase_of};
@@ -36,6 +37,20 @@ pub(crate) struct DueRow {
     pub(crate) policy_version: i64,
     pub(crate) lease_session: Option<Uuid>,
     pub(crate) fence: i64,
+}
+
+impl DueRow {
+    /// What of it can contradict the facts.
+    pub(crate) fn stored(&self) -> StoredDecision<'_> {
+        StoredDecision {
+            lane: self.lane,
+            process: self.armed.process.map(Process::as_str),
+            priority: self.priority,
+            reason: &self.reason,
+            rules_version: self.rules_version,
+            policy_version: self.policy_version,
+        }
+    }
 }
 
 /// A due row as it is stored.
@@ -285,29 +300,8 @@ fn plan_row(row: &DueRow, snapshot: &Snapshot, policy: &Policy) -> RowPlan {
         && row.phase_index == due.phase.as_str()
         && row.rules_version == i64::from(RULES_VERSION)
         && row.policy_version == *policy_version;
-    let drifted = !same && drift_of(row, &due, *policy_version);
+    let drifted = !same && drift_of(&row.stored(), &due, *policy_version).is_some();
     RowPlan { due, ready_at, provider, same, drifted }
-}
-
-/// Whether a row contradicts the facts under the same rules and policy. An earlier `ready_at` on a
-/// timer row is how timers work; a later one than the facts say was armed late and is no drift
-/// while it has come due.
-fn drift_of(row: &DueRow, due: &Due, policy_version: i64) -> bool {
-    if row.rules_version != i64::from(RULES_VERSION) || row.policy_version != policy_version {
-        return false;
-    }
-    row.armed.process != due.process || row.priority != i64::from(due.priority)
-}
-
-/// Whether a row read without locks contradicts the facts under the same rules and policy.
-pub(crate) fn contradicts(
-    facts: &MachineFacts,
-    row: &DueRow,
-    policy: &Policy,
-    policy_version: i64,
-    now: Timestamp,
-) -> bool {
-    drift_of(row, &next_due(facts, row.lane, policy, now), policy_version)
 }
 
 /// Whether the schedule of a machine read without locks differs from what its facts demand.

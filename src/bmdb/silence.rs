@@ -19,8 +19,7 @@ impl Bmdb {
 
     /// Machines that fell silent within `window`, by provider. Reads only those.
     pub async fn lately_silent(&self, window: Span) -> Result<BTreeMap<String, u64>, BmdbError> {
-        #[expect(clippy::cast_precision_loss, reason = "a window in milliseconds is far below 2^52")]
-        let window = window.0.as_millis() as f64;
+        let window = window.float_milliseconds();
         let rows = self
             .statement("counting silent machines", move |pool| {
                 Box::pin(async move {

@@ -11,9 +11,11 @@ use std::collections::{BTreeSet, HashMap};
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
-use crate::bmdb::schedule::{DueRow, contradicts, differs, lock, reschedule, stored_rows};
+use crate::bmdb::schedule::{DueRow, differs, lock, reschedule, stored_rows};
+use crate::model::drift::drift_of;
 use crate::model::ids::MachineId;
 use crate::model::policy::Policy;
+use crate::model::schedule::next_due;
 
 /// What a page of the sweep found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,7 +79,10 @@ impl Bmdb {
         let rows = self.due_rows(snapshots).await?;
         let contradicts = |snapshot: &&Snapshot| {
             let of_machine = rows.get(&snapshot.facts.machine).into_iter().flatten();
-            of_machine.into_iter().any(|row| contradicts(&snapshot.facts, row, policy, version, snapshot.now))
+            of_machine.into_iter().any(|row| {
+                let due = next_due(&snapshot.facts, row.lane, policy, snapshot.now);
+                drift_of(&row.stored(), &due, version).is_some()
+            })
         };
         Ok(snapshots.iter().filter(contradicts).map(|snapshot| snapshot.facts.machine).collect())
     }

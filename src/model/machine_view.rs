@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use uuid::Uuid;
 
+use crate::model::drift::StoredDecision;
 use crate::model::facts::MachineFacts;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::newer_fence::NewerFence;
@@ -96,6 +97,21 @@ pub struct LaneView {
     pub policy_version: i64,
     /// Who works on it now.
     pub work: Option<Holder>,
+}
+
+impl LaneView {
+    /// What of it can contradict the facts; `None` for a lane that only a newer release knows.
+    #[must_use]
+    pub fn stored(&self) -> Option<StoredDecision<'_>> {
+        Some(StoredDecision {
+            lane: self.lane.parse().ok()?,
+            process: self.process.as_deref(),
+            priority: self.priority,
+            reason: &self.reason,
+            rules_version: self.rules_version,
+            policy_version: self.policy_version,
+        })
+    }
 }
 
 /// A brake that is on.

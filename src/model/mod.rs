@@ -11,6 +11,7 @@ pub mod backoff;
 pub mod brake;
 pub mod breaker;
 pub mod disturb;
+pub mod drift;
 pub mod facts;
 pub mod host_key;
 pub mod ids;

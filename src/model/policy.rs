@@ -218,13 +218,18 @@ impl Policy {
         Span(self.listening_gap.0.min(shortest / 2))
     }
 
+    /// How far back budgets and brakes look.
+    #[must_use]
+    pub fn longest_window(&self) -> Span {
+        let windows = self.budgets.values().map(|budget| budget.window);
+        windows.fold(self.recovery_brake.window, Span::max)
+    }
+
     /// How long what happened is kept: never shorter than any window that budgets and brakes look back
     /// over, and a day at least, so that a night can be explained in the morning.
     #[must_use]
     pub fn effective_history_retention(&self) -> Span {
-        let windows = self.budgets.values().map(|budget| budget.window);
-        let looked_at = windows.chain([self.recovery_brake.window, Span::hours(24)]);
-        looked_at.fold(self.history_retention, Span::max)
+        self.history_retention.max(self.longest_window()).max(Span::hours(24))
     }
 
     /// The growing delay of a process; the default's when the stored policy names none.

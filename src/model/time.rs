@@ -60,6 +60,19 @@ impl Span {
     pub const fn hours(hours: u64) -> Self {
         Self(Duration::from_secs(hours * 3600))
     }
+
+    /// Its whole milliseconds, as columns keep them.
+    #[must_use]
+    pub fn milliseconds(self) -> i64 {
+        i64::try_from(self.0.as_millis()).unwrap_or(i64::MAX)
+    }
+
+    /// Its whole milliseconds, as statements reckon with intervals.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "285,000 years in milliseconds are 2^53")]
+    pub fn float_milliseconds(self) -> f64 {
+        self.0.as_millis() as f64
+    }
 }
 
 impl From<Span> for Duration {

@@ -3,6 +3,7 @@
 //! A note is said only where it adds something: what is itself the reason waited
 //! for is not told twice.
 
+use crate::model::drift::drift_of;
 use crate::model::facts::{MachineFacts, Recovery};
 use crate::model::host_key::PinnedHostKey;
 use crate::model::machine_view::{BrakeLine, LaneView, MachineView};
@@ -136,18 +137,17 @@ fn disagreement(lane: &LaneView, due: &Due, policy_version: i64) -> Option<Strin
             lane.rules_version
         ));
     }
+    if lane.rules_version < i64::from(RULES_VERSION) {
+        return Some(
+            "its schedule was computed by an older release; the next sweep brings it up to date".to_owned(),
+        );
+    }
     if lane.policy_version != policy_version {
         return Some(
             "the policy was changed since its schedule was computed; the next sweep brings it up to date"
                 .to_owned(),
         );
     }
-    let differs = lane.process.as_deref() != due.process.map(Process::as_str);
-    differs.then(|| {
-        format!(
-            "its stored schedule says {} ({}), which is not what its facts demand; the next sweep repairs that",
-            lane.process.as_deref().unwrap_or("nothing"),
-            lane.reason
-        )
-    })
+    let drift = drift_of(&lane.stored()?, due, policy_version)?;
+    Some(format!("{drift}; the next sweep repairs that"))
 }

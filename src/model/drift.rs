@@ -1,0 +1,146 @@
+//! Does a machine's stored schedule say what its facts demand?
+//!
+//! Everything that changes a fact writes the schedule in the same transaction,
+//! so a row that says otherwise is a fault of ours: the sweeper repairs and
+//! counts it, and an issue tells it. A changed policy and newer rules are none:
+//! the sweeper brings them everywhere.
+
+use crate::model::process::{Lane, Process};
+use crate::model::schedule::{Due, RULES_VERSION};
+
+/// What of a stored lane can contradict the facts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredDecision<'a> {
+    /// Which.
+    pub lane: Lane,
+    /// What it is due for.
+    pub process: Option<&'a str>,
+    /// Priority class, 0 first.
+    pub priority: i64,
+    /// Why, as it was written.
+    pub reason: &'a str,
+    /// Version of the rules it was computed by.
+    pub rules_version: i64,
+    /// Version of the policy it was computed by.
+    pub policy_version: i64,
+}
+
+/// How a stored lane contradicts what its facts demand (`due`) under the same rules and the policy of
+/// `policy_version`, as the rest of a sentence; `None` where it does not.
+///
+/// Moments are not compared. An earlier one on a timer row is how timers work, and a later one was armed late,
+/// which is no drift while it comes due.
+#[must_use]
+pub fn drift_of(stored: &StoredDecision<'_>, due: &Due, policy_version: i64) -> Option<String> {
+    if stored.rules_version != i64::from(RULES_VERSION) || stored.policy_version != policy_version {
+        return None;
+    }
+    let wanted = due.process.map(Process::as_str);
+    if stored.process != wanted {
+        return Some(format!(
+            "its stored schedule says {} in lane {} ({}), and its facts demand {} ({})",
+            stored.process.unwrap_or("nothing"),
+            stored.lane,
+            stored.reason,
+            wanted.unwrap_or("nothing"),
+            due.reason
+        ));
+    }
+    (stored.priority != i64::from(due.priority)).then(|| {
+        format!(
+            "its stored schedule gives {} priority {} in lane {}, and its facts demand priority {} ({})",
+            wanted.unwrap_or("nothing"),
+            stored.priority,
+            stored.lane,
+            due.priority,
+            due.reason
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use super::*;
+    use crate::model::phase::Phase;
+
+    fn demanded(process: Option<Process>, priority: i16) -> Due {
+        Due {
+            process,
+            priority,
+            ready_at: None,
+            timer: false,
+            reason: "it was found".to_owned(),
+            decided_at: Location::caller(),
+            deadline: None,
+            phase: Phase::Provided,
+        }
+    }
+
+    fn stored(process: Option<&'static str>, priority: i64) -> StoredDecision<'static> {
+        StoredDecision {
+            lane: Lane::Access,
+            process,
+            priority,
+            reason: "it waits",
+            rules_version: i64::from(RULES_VERSION),
+            policy_version: 7,
+        }
+    }
+
+    #[test]
+    fn only_what_was_decided_by_the_same_rules_and_policy_contradicts() {
+        let begin = demanded(Some(Process::AgentStart), 1);
+        let nothing = demanded(None, 1);
+        let same = stored(Some("AgentStart"), 1);
+        let says_nothing = stored(None, 1);
+        let table = [
+            ("the same", same, &begin, None),
+            ("nothing, twice", says_nothing, &nothing, None),
+            (
+                "another process",
+                stored(Some("Recovery"), 1),
+                &begin,
+                Some(
+                    "its stored schedule says Recovery in lane access (it waits), and its facts demand AgentStart (it was found)",
+                ),
+            ),
+            (
+                "nothing for something",
+                says_nothing,
+                &begin,
+                Some(
+                    "its stored schedule says nothing in lane access (it waits), and its facts demand AgentStart (it was found)",
+                ),
+            ),
+            (
+                "something for nothing",
+                same,
+                &nothing,
+                Some(
+                    "its stored schedule says AgentStart in lane access (it waits), and its facts demand nothing (it was found)",
+                ),
+            ),
+            (
+                "priority alone",
+                stored(Some("AgentStart"), 2),
+                &begin,
+                Some(
+                    "its stored schedule gives AgentStart priority 2 in lane access, and its facts demand priority \
+                     1 (it was found)",
+                ),
+            ),
+            ("older policy", StoredDecision { policy_version: 6, ..says_nothing }, &begin, None),
+            (
+                "older rules",
+                StoredDecision { rules_version: i64::from(RULES_VERSION) - 1, ..says_nothing },
+                &begin,
+                None,
+            ),
+        ];
+        for (name, stored, due, expected) in table {
+            assert_eq!(drift_of(&stored, due, 7).as_deref(), expected, "{name}");
+        }
+    }
+}
