@@ -11,10 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use shepherd::bmdb::change::{FactChange, ProviderDetails};
 use shepherd::bmdb::claim::{Claimed, Claimer};
+use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::metrics::{ByTable, Metrics};
 use shepherd::bmdb::retention::TABLES;
+use shepherd::bmdb::session::Sessions;
 use shepherd::manager::housekeeping;
 use shepherd::manager::metrics::{HousekeepingMetrics, ManagerMetrics};
+use shepherd::model::ids::ProcessId;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::time::Span;
@@ -156,14 +159,18 @@ async fn work_on_all(shepherd: &Shepherd, claimer: &mut Claimer, failing: bool) 
     Ok(done)
 }
 
-/// A creation that comes to nothing; the first one's outcome is never found out.
-async fn create(shepherd: &Shepherd, leave_open: bool) -> Result<()> {
-    let session = shepherd.session().await?;
-    let lease = shepherd.bmdb.take_lease(&session, "provisioner", "rack").await?;
+/// A creation that comes to nothing, by a process that is killed then; the first one's outcome is never
+/// found out.
+async fn create(bmdb: &Bmdb, leave_open: bool) -> Result<()> {
+    // Nobody renews its session. A keeper could do so while the clock moves on, and the lease would stay.
+    let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), LONG);
+    drop(keeper);
+    let session = sessions.start("doomed", serde_json::json!({})).await?;
+    let lease = bmdb.take_lease(&session, "provisioner", "rack").await?;
     let lease = lease.context("the lease is free")?;
-    let intent = shepherd.bmdb.begin_creation(&lease, "a machine").await?;
+    let intent = bmdb.begin_creation(&lease, "a machine").await?;
     if !leave_open {
-        ensure!(shepherd.bmdb.settle_creation(&lease, intent, "nothing was made").await?);
+        ensure!(bmdb.settle_creation(&lease, intent, "nothing was made").await?);
     }
     // Neither the lease is given back nor the session closed: the clock moves on, and both are lost.
     Ok(())
@@ -218,7 +225,7 @@ async fn ninety_days_keep_every_table_within_its_bound() -> Result<()> {
     for day in 1..=90 {
         for number in 0..rates.steps {
             cycles += work_on_all(&shepherd, &mut claimer, number == 0).await?;
-            create(&shepherd, day == 1 && number == 0).await?;
+            create(&shepherd.bmdb, day == 1 && number == 0).await?;
             kit.bmdb.store_group((day * rates.steps + number) % 16, Arc::from([])).await?;
             kit.database.advance(step.0).await?;
             kit.bmdb.reap().await?;
