@@ -32,7 +32,7 @@ async fn finish_that_waited_past_the_deadline_commits_before_the_session_is_clos
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
 
-    let mut by_hand = kit.connection().await?;
+    let mut by_hand = kit.by_hand().await?;
     let mut lock = by_hand.begin().await?;
     sqlx::query(LOCK_DUE).bind(machine.0).execute(&mut *lock).await?;
     let finish = tokio::spawn(work.finish(Vec::new(), "done"));
@@ -107,7 +107,7 @@ async fn named_lease_that_somebody_has_locked_keeps_no_other_from_being_freed() 
     }
     kit.overdue(&session).await?;
     kit.database.advance(Duration::from_secs(1)).await?;
-    let mut by_hand = kit.connection().await?;
+    let mut by_hand = kit.by_hand().await?;
     let mut lock = by_hand.begin().await?;
     sqlx::query("SELECT 1 FROM named_lease WHERE name = 'a' FOR UPDATE").execute(&mut *lock).await?;
     // The lock is let go only after the reaper has come back.
@@ -129,7 +129,7 @@ async fn renewal_that_stalls_before_its_commit_keeps_its_work() -> anyhow::Resul
 
     // The renewal is sent in time, to last four hours, and stalls; meanwhile the old deadline passes.
     sqlx::query("UPDATE session SET interval_ms = 4 * 3600 * 1000").execute(&kit.pool).await?;
-    let mut by_hand = kit.connection().await?;
+    let mut by_hand = kit.by_hand().await?;
     let mut renewal = by_hand.begin().await?;
     sqlx::query(include_str!("../../sql/session/renew_one.sql"))
         .bind(session.id().0)
@@ -175,7 +175,7 @@ async fn finish_does_not_overwrite_a_hold_that_it_waited_for() -> anyhow::Result
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
 
-    let mut by_hand = kit.connection().await?;
+    let mut by_hand = kit.by_hand().await?;
     let mut operator = by_hand.begin().await?;
     sqlx::query(LOCK_DUE).bind(machine.0).execute(&mut *operator).await?;
     let finish = tokio::spawn(work.finish(Vec::new(), "done"));
@@ -275,7 +275,7 @@ async fn claim_that_waited_does_not_take_what_was_failed_meanwhile() -> anyhow::
     let session = shepherd.session().await?;
     let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
 
-    let mut by_hand = kit.connection().await?;
+    let mut by_hand = kit.by_hand().await?;
     let mut quicker = by_hand.begin().await?;
     sqlx::query(LOCK_DUE).bind(machine.0).execute(&mut *quicker).await?;
     let claim = tokio::spawn(async move {
@@ -317,7 +317,7 @@ async fn loser_of_a_race_is_told_that_there_was_work() -> anyhow::Result<()> {
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
     let session = shepherd.session().await?;
     let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
-    let mut by_hand = kit.connection().await?;
+    let mut by_hand = kit.by_hand().await?;
     let mut quicker = by_hand.begin().await?;
     sqlx::query("SELECT 1 FROM machine_due FOR UPDATE").execute(&mut *quicker).await?;
     let claim = tokio::spawn(async move {
@@ -663,6 +663,7 @@ async fn session_is_not_closed_under_a_claim_that_has_not_committed() -> anyhow:
     kit.provided(1, "rack").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
     let session = shepherd.session().await?;
+    // In the mode's own isolation: this is the engine's claim, step by step.
     let mut by_hand = kit.connection().await?;
     let mut claim = by_hand.begin().await?;
     sqlx::query(include_str!("../../sql/session/guard.sql"))
