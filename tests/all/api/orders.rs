@@ -1,0 +1,132 @@
+//! Orders: carried out once, written down, and tried in vain.
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+use shepherd::model::access::Role;
+use tokio::task::JoinSet;
+
+use crate::api::{Api, order};
+use crate::harness::callback::provided;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> anyhow::Result<()> {
+    let api = Api::start("api_orders").await?;
+    let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
+    let hold =
+        json!({ "machine": machine, "scope": "power", "after": "2h", "order": order("a new disk", "k1") });
+    let held = api.call(Some(&admin.token), "Machines/Hold", hold.clone()).await?.ok()?;
+    assert_eq!((&held["changed"], &held["repeated"]), (&json!(true), &json!(false)));
+    assert_eq!(held["before"], json!({}));
+    assert_eq!(held["after"]["hold"]["scope"], "power");
+
+    let again = api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    assert_eq!(
+        (&again["repeated"], &again["audit"], &again["said"]),
+        (&json!(true), &held["audit"], &held["said"])
+    );
+    assert_eq!(api.count("SELECT count(*) FROM history WHERE event = 'Held'").await?, 1);
+    let other = json!({ "machine": machine, "order": order("a new disk", "k1") });
+    let refused = api.call(Some(&admin.token), "Machines/Hold", other).await?;
+    assert_eq!(refused.code, 409, "{refused:?}");
+
+    let release = json!({ "machine": machine, "order": order("disk is in", "k2") });
+    api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
+    let audit = api.call(Some(&admin.token), "Audit/List", json!({ "machine": machine })).await?.ok()?;
+    let lines: Vec<(&Value, &Value, &Value)> = audit["orders"]
+        .as_array()
+        .context("a list")?
+        .iter()
+        .map(|line| (&line["rpc"], &line["reason"], &line["outcome"]))
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            (&json!("shepherd.fleet.v1.Machines/Release"), &json!("disk is in"), &json!("changed")),
+            (&json!("shepherd.fleet.v1.Machines/Hold"), &json!("a new disk"), &json!("changed")),
+        ]
+    );
+    let actor = audit["orders"][0]["actor"].as_str().context("an actor")?;
+    assert!(actor.starts_with("admin's (token ") && actor.contains(&admin.id.to_string()), "{actor}");
+    assert_eq!(audit["orders"][0]["before"]["hold"]["reason"], "a new disk");
+    assert_eq!(audit["orders"][0]["after"], json!({}));
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dry_run_says_what_would_be_and_changes_nothing() -> anyhow::Result<()> {
+    let api = Api::start("api_dry_run").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let state = "SELECT coalesce(sum(version), 0)::INT8 + (SELECT count(*) FROM machine_hold)
+                 + (SELECT count(*) FROM history) FROM machine_due";
+    let before = api.count(state).await?;
+    let hold = json!({ "machine": machine, "order": { "reason": "what if", "dryRun": true } });
+    let dry = api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
+    assert_eq!((&dry["changed"], &dry["dryRun"]), (&json!(true), &json!(true)));
+    assert_eq!(dry["after"]["hold"]["reason"], "what if");
+    assert_eq!(api.count(state).await?, before, "a dry run changed something");
+    assert_eq!(api.count("SELECT count(*) FROM audit WHERE dry_run").await?, 1, "but it is in the audit");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn same_order_given_many_times_at_once_is_carried_out_once() -> anyhow::Result<()> {
+    let api = std::sync::Arc::new(Api::start("api_at_once").await?);
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let mut calls = JoinSet::new();
+    for _ in 0..8 {
+        let (api, token) = (api.clone(), operator.token.clone());
+        calls.spawn(async move {
+            let hold = json!({ "machine": machine, "order": order("all at once", "one") });
+            api.call(Some(&token), "Machines/Hold", hold).await?.ok()
+        });
+    }
+    let mut answers = Vec::new();
+    while let Some(answer) = calls.join_next().await {
+        answers.push(answer??);
+    }
+    assert_eq!(answers.iter().filter(|answer| answer["repeated"] == json!(false)).count(), 1, "{answers:#?}");
+    assert!(answers.iter().all(|answer| answer["audit"] == answers[0]["audit"]));
+    assert_eq!(api.count("SELECT count(*) FROM history WHERE event = 'Held'").await?, 1);
+    assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> anyhow::Result<()> {
+    let api = Api::start("api_version").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
+    let hold = |version: &Value, key: &str| json!({ "machine": machine, "order": { "reason": "r", "idempotencyKey": key, "expectedVersion": version } });
+    api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "1")).await?.ok()?;
+    let refused = api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "2")).await?;
+    assert_eq!((refused.code, &refused.json["error"]["status"]), (409, &json!("ABORTED")));
+    assert!(refused.message().contains("look again"), "{refused:?}");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> anyhow::Result<()> {
+    let api = Api::start("api_odd_orders").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    for (field, body) in [
+        ("order", json!({ "machine": machine })),
+        ("order.reason", json!({ "machine": machine, "order": order(" ", "k") })),
+        ("order.idempotency_key", json!({ "machine": machine, "order": order("r", "") })),
+        ("scope", json!({ "machine": machine, "scope": "half", "order": order("r", "k") })),
+        ("after", json!({ "machine": machine, "after": "soon", "order": order("r", "k") })),
+        ("machine", json!({ "order": order("r", "k") })),
+        ("body", json!({ "machin": machine })),
+        ("body", json!([1])),
+    ] {
+        let refused = api.call(Some(&operator.token), "Machines/Hold", body).await?;
+        assert_eq!(refused.code, 400, "{field}: {refused:?}");
+        let violation = refused.json["error"]["details"].as_array().and_then(|details| {
+            details.iter().find_map(|detail| detail["fieldViolations"][0]["field"].as_str())
+        });
+        assert_eq!(violation, Some(field), "{refused:?}");
+    }
+    let nobody = json!({ "machine": "no-such", "order": order("r", "k") });
+    assert_eq!(api.call(Some(&operator.token), "Machines/Hold", nobody).await?.code, 404);
+    assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 0);
+    api.stop().await
+}
