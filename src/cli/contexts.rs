@@ -2,7 +2,7 @@
 //!
 //! They stand in one TOML file, `~/.config/shepherd/contexts.toml` or what `SHEPHERD_CONTEXTS` names. It
 //! holds no secret: a token stands in a file of its own that nobody else may read, and the file here names
-//! it. `tokens bootstrap --context` writes all of this for a person who may write to the BMDB.
+//! it. `tokens bootstrap --save_context` writes all of this for a person who may write to the BMDB.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;

@@ -1,8 +1,14 @@
 //! Orders: carried out once, written down, and tried in vain.
 
 use anyhow::Context as _;
+use prost_reflect::DescriptorPool;
 use serde_json::{Value, json};
+use shepherd::bmdb::change::{FactChange, HostKeySource};
+use shepherd::bmdb::work::Decision;
 use shepherd::model::access::Role;
+use shepherd::model::host_key::HostKey;
+use shepherd::model::ids::MachineId;
+use shepherd::proto::fleet::DESCRIPTORS;
 use tokio::task::JoinSet;
 
 use crate::api::{Api, order};
@@ -88,7 +94,67 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> anyhow::Re
     assert!(answers.iter().all(|answer| answer["audit"] == answers[0]["audit"]));
     assert_eq!(api.count("SELECT count(*) FROM history WHERE event = 'Held'").await?, 1);
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 1);
-    Ok(())
+    std::sync::Arc::into_inner(api).context("every caller has heard its answer")?.stop().await
+}
+
+/// A request of this call that can be carried out.
+fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Result<Value> {
+    let mut body = match rpc {
+        "Machines/Hold" | "Machines/Release" | "Machines/Retry" => json!({ "machine": machine }),
+        "Machines/AllowHostKey" => json!({ "machine": machine, "fingerprint": key(2).fingerprint() }),
+        "Credentials/Create" => json!({ "name": "kim", "role": "viewer" }),
+        "Credentials/Revoke" => json!({ "credential": credential }),
+        other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
+    };
+    body["order"] = order(&format!("to try {rpc}"), rpc);
+    Ok(body)
+}
+
+fn key(byte: u8) -> HostKey {
+    HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte; 51] }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_that_takes_an_order_is_in_the_audit() -> anyhow::Result<()> {
+    let api = Api::start("api_audit").await?;
+    let (admin, other) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let machine = provided(&api.pool).await?;
+    let changes = vec![
+        FactChange::HostKeyPinned {
+            algorithm: key(1).algorithm,
+            public_key: key(1).key,
+            source: HostKeySource::FirstUse,
+        },
+        FactChange::HostKeyRefused { algorithm: key(2).algorithm, public_key: key(2).key },
+    ];
+    api.bmdb
+        .change_machine(machine, move |_| Decision {
+            changes: changes.clone(),
+            events: Vec::new(),
+            answer: (),
+        })
+        .await?;
+    let mut tried = 0;
+    for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
+        for method in service.methods() {
+            if method.input().get_field_by_name("order").is_none() {
+                continue;
+            }
+            let rpc = format!("{}/{}", service.name(), method.name());
+            api.call(Some(&admin.token), &rpc, request(&rpc, machine, other.id)?).await?.ok()?;
+            let written: Option<(String, String, Option<uuid::Uuid>)> =
+                sqlx::query_as("SELECT reason, actor, credential_id FROM audit WHERE rpc = $1")
+                    .bind(format!("{}/{}", service.full_name(), method.name()))
+                    .fetch_optional(&api.pool)
+                    .await?;
+            let (reason, actor, credential) = written.with_context(|| format!("{rpc} is in no audit"))?;
+            assert_eq!((reason, credential), (format!("to try {rpc}"), Some(admin.id)));
+            assert!(actor.starts_with("admin's (token "), "{actor}");
+            tried += 1;
+        }
+    }
+    assert!(tried >= 6, "only {tried} calls take an order");
+    api.stop().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
