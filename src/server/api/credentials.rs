@@ -4,6 +4,7 @@ use secrecy::ExposeSecret as _;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
+use crate::bmdb::audit::Order;
 use crate::bmdb::credential::{self, NewCredential};
 use crate::model::access::Scope;
 use crate::model::time::Span;
@@ -72,7 +73,8 @@ impl Credentials for CredentialsService {
         let asked = request.get_ref();
         let new = new_credential(asked)?;
         let order = Said { rpc: CREATE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, format!("credential of {}", new.name))?;
+            .read(&caller, format!("credential of {}", new.name))
+            .and_then(of_no_version)?;
         let dry_run = order.dry_run;
         let made = self.site.bmdb.create_credential(order, new).await.map_err(of_bmdb)?;
         Ok(Response::new(v1::CreateCredentialResponse {
@@ -91,10 +93,19 @@ impl Credentials for CredentialsService {
         let id = Uuid::try_parse(&asked.credential)
             .map_err(|_| wrong("credential", format!("{:?} is no UUID of a credential", asked.credential)))?;
         let order = Said { rpc: REVOKE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, format!("credential {id}"))?;
+            .read(&caller, format!("credential {id}"))
+            .and_then(of_no_version)?;
         let dry_run = order.dry_run;
         let carried = self.site.bmdb.revoke_credential(order, id).await.map_err(of_bmdb)?;
         Ok(Response::new(answer(None, dry_run, &carried)))
+    }
+}
+
+/// Refuses an order for a version: whoever gives it believes that it is looked at.
+fn of_no_version(order: Order) -> Result<Order, Status> {
+    match order.expected_version {
+        None => Ok(order),
+        Some(_) => Err(wrong("order.expected_version", "only a machine has a version; leave it out here")),
     }
 }
 
