@@ -152,9 +152,7 @@ async fn carry_out(
     let decision = decide(&snapshot);
     let before = ordered_about(&snapshot.facts);
     let mut after = before.clone();
-    if order.dry_run {
-        tx.execute(sqlx::raw_sql(SAVEPOINT)).await.doing(WHAT)?;
-    }
+    begin_attempt(tx, order).await?;
     if !decision.changes.is_empty() || !decision.events.is_empty() {
         for change in &decision.changes {
             apply(tx, machine, change).await?;
@@ -165,10 +163,24 @@ async fn carry_out(
             tell(tx, machine, event, detail).await?;
         }
     }
+    end_attempt(tx, order).await?;
+    write_down(tx, order, Some(machine), decision.answer, Some(before), Some(after)).await
+}
+
+/// Stands before whatever an order changes, so that a dry run can undo it.
+pub(crate) async fn begin_attempt(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
+    if order.dry_run {
+        tx.execute(sqlx::raw_sql(SAVEPOINT)).await.doing(WHAT)?;
+    }
+    Ok(())
+}
+
+/// Undoes what a dry run changed since [`begin_attempt`].
+pub(crate) async fn end_attempt(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
     if order.dry_run {
         tx.execute(sqlx::raw_sql(UNDO)).await.doing(WHAT)?;
     }
-    write_down(tx, order, Some(machine), decision.answer, Some(before), Some(after)).await
+    Ok(())
 }
 
 /// The version of a machine's schedule.

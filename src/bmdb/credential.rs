@@ -18,7 +18,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::bmdb::action::Done;
-use crate::bmdb::audit::{Carried, Order, given_before, write_down};
+use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::model::access::{Role, Scope};
@@ -26,6 +26,19 @@ use crate::model::time::{Span, Timestamp};
 
 const PREFIX: &str = "shepherd_";
 const WHAT: &str = "reading credentials";
+/// Longest time a credential may be good; what is to last is made without an end.
+pub const LONGEST_LIFE: Span = Span::hours(24 * 366 * 10);
+const LONGEST_NAME: usize = 100;
+
+/// Whether a credential may be called so; if not, a sentence.
+pub fn check_name(name: &str) -> Result<(), String> {
+    if name.trim().is_empty() || name.chars().count() > LONGEST_NAME || name.chars().any(char::is_control) {
+        return Err(format!(
+            "the name must say whose the credential is, in 1 to {LONGEST_NAME} characters of one line"
+        ));
+    }
+    Ok(())
+}
 
 /// What a credential is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,12 +245,11 @@ impl Bmdb {
     /// Makes a credential. The token, if it is one, is in the answer and nowhere else.
     pub async fn create_credential(&self, order: Order, new: NewCredential) -> Result<Made, BmdbError> {
         let id = Uuid::now_v7();
-        let (token, proof, kind) = match new.certificate {
-            Some(fingerprint) => (None, fingerprint.to_vec(), Kind::Certificate),
-            None => {
-                let (token, proof) = make_token(id);
-                (Some(token), proof, Kind::Token)
-            }
+        let (token, proof, kind) = if let Some(fingerprint) = new.certificate {
+            (None, fingerprint.to_vec(), Kind::Certificate)
+        } else {
+            let (token, proof) = make_token(id);
+            (Some(token), proof, Kind::Token)
         };
         let dry_run = order.dry_run;
         let carried = self
@@ -272,12 +284,12 @@ impl Bmdb {
                         Done { changed: false, said: "is revoked already; nothing was changed".into() }
                     }
                     Some(_) => {
-                        if !order.dry_run {
-                            sqlx::query_file!("sql/credential/revoke.sql", id, order.actor.name)
-                                .execute(&mut *tx)
-                                .await
-                                .doing("revoking a credential")?;
-                        }
+                        begin_attempt(tx, &order).await?;
+                        sqlx::query_file!("sql/credential/revoke.sql", id, order.actor.name)
+                            .execute(&mut *tx)
+                            .await
+                            .doing("revoking a credential")?;
+                        end_attempt(tx, &order).await?;
                         Done { changed: true, said: "is good for nothing any more".into() }
                     }
                 };
@@ -302,36 +314,54 @@ async fn create(
     let providers = new.scope.providers();
     let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));
     let expires = new.expires_after.map(|span| i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX));
-    let mut done = Done {
+    begin_attempt(tx, order).await?;
+    let written = sqlx::query_file!(
+        "sql/credential/insert.sql",
+        id,
+        kind.as_str(),
+        new.name,
+        new.role.as_str(),
+        stored,
+        proof,
+        order.actor.name,
+        expires,
+    )
+    .fetch_optional(&mut *tx)
+    .await
+    .doing("making a credential")?;
+    end_attempt(tx, order).await?;
+    if written.is_none() {
+        let done = Done { changed: false, said: pinned_before(tx, new.certificate).await? };
+        return write_down(tx, order, None, done, None, None).await;
+    }
+    let done = Done {
         changed: true,
         said: format!("{} of {}, {}, is good from now on", kind.as_str(), new.name, new.role),
     };
-    if !order.dry_run {
-        let written = sqlx::query_file!(
-            "sql/credential/insert.sql",
-            id,
-            kind.as_str(),
-            new.name,
-            new.role.as_str(),
-            stored,
-            proof,
-            order.actor.name,
-            expires,
-        )
-        .fetch_optional(&mut *tx)
-        .await
-        .doing("making a credential")?;
-        if written.is_none() {
-            done = Done {
-                changed: false,
-                said: "this certificate is pinned already; nothing was changed".into(),
-            };
-        }
-    }
-    let after = serde_json::json!({
-        "credential": id, "kind": kind.as_str(), "name": new.name, "role": new.role.as_str(), "providers": providers,
+    let mut after = serde_json::json!({
+        "kind": kind.as_str(), "name": new.name, "role": new.role.as_str(), "providers": providers,
     });
+    if !order.dry_run {
+        after["credential"] = id.to_string().into();
+    }
     write_down(tx, order, None, done, None, Some(after)).await
+}
+
+/// Why a certificate is not pinned: there is a row of it, which the audit names and nobody may take.
+async fn pinned_before(tx: &mut PgConnection, certificate: Option<[u8; 32]>) -> Result<String, BmdbError> {
+    let found = match certificate {
+        Some(fingerprint) => of_certificate(tx, fingerprint).await?,
+        None => None,
+    };
+    Ok(match found {
+        Some(Credential { id, active: false, .. }) => format!(
+            "this certificate was pinned before, as {id}, and that is over; make another one. Nothing was changed"
+        ),
+        Some(Credential { id, .. }) => {
+            format!("this certificate is pinned already, as {id}; nothing was changed")
+        }
+        None => "this credential is there already; nothing was changed".to_owned(),
+    })
 }
 
 #[cfg(test)]

@@ -117,6 +117,17 @@ impl Context {
     }
 }
 
+/// Refuses the name of a context that could not be that of its files.
+pub fn check_name(name: &str) -> Result<(), CliError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
+        return Err(CliError::Wrong(format!(
+            "{name:?} can be no name of a context; give it letters, digits, dashes, dots and underscores"
+        )));
+    }
+    Ok(())
+}
+
 /// Writes a token into a file that nobody else may read, and that is not there yet.
 pub fn write_token(path: &Path, token: &SecretString) -> Result<(), CliError> {
     let failed = |error: std::io::Error| {
@@ -192,6 +203,10 @@ mod tests {
         assert!(read.find(None).unwrap().is_some());
         assert_eq!(read.find(Some("b")).unwrap_err().to_string(), "there is no context \"b\"; there are a");
         assert_eq!(Contexts::default().find(None).unwrap(), None);
+        for (name, fits) in [("prod-1.b", true), ("", false), ("../a", false), ("a/b", false), (".a", false)]
+        {
+            assert_eq!(check_name(name).is_ok(), fits, "{name}");
+        }
     }
 
     #[test]

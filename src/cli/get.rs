@@ -68,7 +68,7 @@ async fn ask_machines(remote: &Remote, filters: &Machines) -> Result<MachinesRea
     let mut client = MachinesClient::new(remote.service());
     let (mut machines, mut token) = (Vec::new(), filters.after.clone().unwrap_or_default());
     loop {
-        let missing = i32::try_from(limit - machines.len()).unwrap_or(i32::MAX);
+        let missing = i32::try_from(limit.saturating_sub(machines.len())).unwrap_or(i32::MAX);
         let request = v1::ListMachinesRequest {
             filter: Some(v1::MachineFilter {
                 phases: filters.phase.clone(),

@@ -16,7 +16,9 @@ use crate::cli::error::CliError;
 use crate::cli::output::Output;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Source, Whom, whom};
-use crate::cli::{contexts, describe, get, issues, operate, output, plan, restored, timeline, tokens, why, yaml};
+use crate::cli::{
+    contexts, describe, get, issues, operate, output, plan, restored, timeline, tokens, why, yaml,
+};
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
 

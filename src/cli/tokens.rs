@@ -4,6 +4,7 @@
 //! through the API, or straight there as well. A token is printed once, alone on standard output, or goes
 //! into a file that nobody else may read; it is in no log, no error and no answer in JSON but that one.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -14,7 +15,7 @@ use uuid::Uuid;
 
 use crate::bmdb::audit::{Actor, Order, request_digest};
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::credential::{self, Credential, NewCredential};
+use crate::bmdb::credential::{self, Credential, LONGEST_LIFE, NewCredential, check_name};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::cli::command::{Bootstrap, CreateToken, RevokeToken};
@@ -24,6 +25,7 @@ use crate::cli::get::json;
 use crate::cli::operate::who;
 use crate::cli::output::{Format, table, width};
 use crate::cli::remote::{Remote, refused};
+use crate::cli::remote_read;
 use crate::cli::source::Source;
 use crate::model::access::{Role, Scope};
 use crate::model::telling::relative;
@@ -52,6 +54,8 @@ struct Line {
 #[derive(Serialize)]
 struct Listed {
     credentials: Vec<Line>,
+    /// Whether there are older ones.
+    more: bool,
 }
 
 #[derive(Serialize)]
@@ -82,6 +86,7 @@ pub async fn bootstrap(bmdb: &Bmdb, arguments: &Bootstrap, format: Format) -> Re
     let place = match &arguments.save_context {
         None => None,
         Some(name) => {
+            contexts::check_name(name)?;
             let path = contexts_path?;
             let directory = path.parent().unwrap_or(Path::new(".")).to_owned();
             output.get_or_insert_with(|| directory.join(format!("{name}.token")));
@@ -92,6 +97,7 @@ pub async fn bootstrap(bmdb: &Bmdb, arguments: &Bootstrap, format: Format) -> Re
         contexts::may_write_token(file)?;
     }
     let name = arguments.name.clone().unwrap_or_else(who);
+    check_name(&name).map_err(|said| CliError::Wrong(format!("--name: {said}")))?;
     let new = NewCredential {
         name: name.clone(),
         role: Role::Admin,
@@ -114,10 +120,8 @@ pub async fn bootstrap(bmdb: &Bmdb, arguments: &Bootstrap, format: Format) -> Re
         contexts.current = Some(name.clone());
         contexts.write(&path)?;
         if format == Format::Table {
-            said.push_str(&format!(
-                "The context {name} stands in {} and is used from now on.\n",
-                path.display()
-            ));
+            let _ =
+                writeln!(said, "The context {name} stands in {} and is used from now on.", path.display());
         }
     }
     Ok(said)
@@ -183,8 +187,9 @@ pub async fn create(source: &Source, arguments: &CreateToken, format: Format) ->
     let role: Role = arguments.role.parse().map_err(|error| CliError::Wrong(format!("--role: {error}")))?;
     let (id, token) = match source {
         Source::Direct(bmdb) => {
+            check_name(&arguments.name).map_err(CliError::Wrong)?;
             let new = NewCredential {
-                name: arguments.name.clone(),
+                name: arguments.name.trim().to_owned(),
                 role,
                 scope: Scope::of(arguments.provider.iter().cloned()),
                 expires_after: arguments.expires_after,
@@ -248,28 +253,32 @@ fn fingerprint_of(path: &Path) -> Result<[u8; 32], CliError> {
 
 /// `tokens get`.
 pub async fn get(source: &Source, format: Format) -> Result<String, CliError> {
-    let (lines, now) = match source {
+    let (lines, more, now) = match source {
         Source::Direct(bmdb) => {
             let (found, now) = bmdb
                 .inspect(|tx| {
                     Box::pin(async move {
-                        let limit = i64::try_from(LISTED).unwrap_or(i64::MAX);
+                        // One more than is shown tells whether there are more.
+                        let limit = i64::try_from(LISTED + 1).unwrap_or(i64::MAX);
                         let found = credential::list(tx, Uuid::max(), limit).await?;
                         Ok::<_, BmdbError>((found, inspect::now(tx).await?))
                     })
                 })
                 .await?;
-            (found.into_iter().map(Line::from).collect::<Vec<_>>(), Some(now))
+            let more = found.len() > LISTED;
+            (found.into_iter().take(LISTED).map(Line::from).collect::<Vec<_>>(), more, now)
         }
         Source::Api(remote) => {
-            let request = v1::ListCredentialsRequest { page_size: 500, page_token: String::new() };
+            let page_size = i32::try_from(LISTED).unwrap_or_default();
+            let request = v1::ListCredentialsRequest { page_size, page_token: String::new() };
             let found =
                 CredentialsClient::new(remote.service()).list(request).await.map_err(refused)?.into_inner();
-            (found.credentials.into_iter().map(Line::from).collect(), None)
+            let (more, at) = (!found.next_page_token.is_empty(), remote_read::at(found.at, "its moment")?);
+            (found.credentials.into_iter().map(Line::from).collect(), more, at)
         }
     };
     if format == Format::Json {
-        return json(&Listed { credentials: lines });
+        return json(&Listed { credentials: lines, more });
     }
     if lines.is_empty() {
         return Ok(
@@ -277,12 +286,15 @@ pub async fn get(source: &Source, format: Format) -> Result<String, CliError> {
         );
     }
     let rows: Vec<Vec<String>> = lines.iter().map(|line| row(line, now)).collect();
-    Ok(table(&["CREDENTIAL", "KIND", "NAME", "ROLE", "PROVIDERS", "STATE"], &rows, width()))
+    let mut text = table(&["CREDENTIAL", "KIND", "NAME", "ROLE", "PROVIDERS", "STATE"], &rows, width());
+    if more {
+        let _ = write!(text, "\nthe newest {LISTED}, and there are older ones, which the API lists\n");
+    }
+    Ok(text)
 }
 
-fn row(line: &Line, now: Option<Timestamp>) -> Vec<String> {
-    let moment =
-        |at: Timestamp| now.map_or_else(|| at.format("%Y-%m-%d %H:%M").to_string(), |now| relative(at, now));
+fn row(line: &Line, now: Timestamp) -> Vec<String> {
+    let moment = |at: Timestamp| relative(at, now);
     let state = match (line.active, line.revoked_at, line.expires_at) {
         (_, Some(at), _) => format!("revoked {}", moment(at)),
         (true, _, Some(at)) => format!("good, ends {}", moment(at)),
@@ -340,7 +352,7 @@ impl From<Credential> for Line {
 
 impl From<v1::Credential> for Line {
     fn from(of: v1::Credential) -> Self {
-        use crate::cli::remote_read::moment;
+        use remote_read::moment;
         Self {
             credential: of.credential,
             kind: of.kind,
@@ -356,7 +368,12 @@ impl From<v1::Credential> for Line {
     }
 }
 
-/// A length of time as it is said on the command line.
+/// How long a credential is to be good, as it is said on the command line.
 pub fn span(text: &str) -> Result<Span, String> {
-    text.parse().map_err(|_| format!("{text:?} is no length of time; write for example 90d or 12h"))
+    let span: Span =
+        text.parse().map_err(|_| format!("{text:?} is no length of time; write for example 90d or 12h"))?;
+    if span > LONGEST_LIFE {
+        return Err("that is longer than ten years; leave it out for no end".to_owned());
+    }
+    Ok(span)
 }

@@ -78,8 +78,9 @@ fn operator_rates() -> ApiRates {
     ApiRates { source: rate(10, 399), credential: rate(20, 199) }
 }
 
-/// Most connections of operators, and of the API to the database.
+/// Most connections of operators, watches of theirs, and connections of the API to the database.
 const OPERATOR_CONNECTIONS: usize = 1000;
+const OPERATOR_WATCHES: usize = 200;
 const API_DATABASE_CONNECTIONS: u32 = 4;
 
 /// How often one agent may call: far above any heartbeat interval, far below what hurts.
@@ -152,6 +153,7 @@ async fn start_parts(
             renewal: RenewalClock::default(),
             rates: operator_rates(),
             connections: OPERATOR_CONNECTIONS,
+            watches: OPERATOR_WATCHES,
             database_connections: API_DATABASE_CONNECTIONS,
         };
         let api = serve_api(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone());

@@ -11,9 +11,15 @@ use crate::model::time::Timestamp;
 use crate::model::why::Why;
 use crate::proto::fleet::v1;
 
-/// A moment.
+/// The last second of the year 9999: what ends later cannot be written as JSON says moments.
+const LAST_SECOND: i64 = 253_402_300_799;
+
+/// A moment; the last one that a message can hold for whatever is later.
 #[must_use]
 pub fn at(at: Timestamp) -> prost_types::Timestamp {
+    if at.timestamp() > LAST_SECOND {
+        return prost_types::Timestamp { seconds: LAST_SECOND, nanos: 999_999_999 };
+    }
     let nanos = i32::try_from(at.timestamp_subsec_nanos().min(999_999_999)).unwrap_or_default();
     prost_types::Timestamp { seconds: at.timestamp(), nanos }
 }
@@ -251,6 +257,8 @@ mod tests {
     fn moments_go_there_and_back() {
         let moment_of: Timestamp = "2026-11-20T18:00:00.123456Z".parse().unwrap();
         assert_eq!(moment(at(moment_of)), Some(moment_of));
+        let held_for_ever = at(Timestamp::MAX_UTC);
+        assert_eq!(moment(held_for_ever).unwrap().to_string(), "9999-12-31 23:59:59.999999999 UTC");
         assert_eq!(moment(prost_types::Timestamp { seconds: 0, nanos: -1 }), None);
         assert_eq!(moment(prost_types::Timestamp { seconds: i64::MAX, nanos: 0 }), None);
     }

@@ -5,7 +5,8 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::bmdb::audit::Order;
-use crate::bmdb::credential::{self, NewCredential};
+use crate::bmdb::credential::{self, LONGEST_LIFE, NewCredential, check_name};
+use crate::bmdb::inspect;
 use crate::model::access::Scope;
 use crate::model::time::Span;
 use crate::proto::fleet::v1;
@@ -17,12 +18,13 @@ use crate::server::api::orders::{Said, answer};
 use crate::server::api::pages;
 use crate::server::api::refusal::{of_bmdb, wrong};
 use crate::server::api::site::Site;
+use crate::server::api::texts::line;
 
 const CREATE: &str = "shepherd.fleet.v1.Credentials/Create";
 const REVOKE: &str = "shepherd.fleet.v1.Credentials/Revoke";
-const LONGEST_NAME: usize = 100;
-/// Longest time a credential may be good; what is to last is made without an end.
-const LONGEST_LIFE: Span = Span::hours(24 * 366 * 10);
+/// Most providers that a credential may name, and the longest name of one.
+const MOST_PROVIDERS: usize = 100;
+const LONGEST_PROVIDER: usize = 100;
 
 /// The service.
 pub struct CredentialsService {
@@ -50,10 +52,14 @@ impl Credentials for CredentialsService {
             None => Uuid::max(),
             Some(place) => Uuid::try_parse(&place).map_err(|_| pages::no_place("credentials"))?,
         };
-        let mut found = self
+        let (mut found, now) = self
             .site
             .looks
-            .look(move |tx| Box::pin(async move { credential::list(tx, before, size + 1).await }))
+            .look(move |tx| {
+                Box::pin(async move {
+                    Ok((credential::list(tx, before, size + 1).await?, inspect::now(tx).await?))
+                })
+            })
             .await
             .map_err(of_bmdb)?;
         let more = drop_surplus(&mut found, size);
@@ -62,6 +68,7 @@ impl Credentials for CredentialsService {
         Ok(Response::new(v1::ListCredentialsResponse {
             credentials: found.iter().map(convert::credential).collect(),
             next_page_token: next.unwrap_or_default(),
+            at: Some(convert::at(now)),
         }))
     }
 
@@ -112,10 +119,17 @@ fn of_no_version(order: Order) -> Result<Order, Status> {
 /// The credential that a request means.
 fn new_credential(asked: &v1::CreateCredentialRequest) -> Result<NewCredential, Status> {
     let name = asked.name.trim();
-    if name.is_empty() || name.chars().count() > LONGEST_NAME || name.chars().any(char::is_control) {
-        let said =
-            format!("name must say whose the credential is, in 1 to {LONGEST_NAME} characters of one line");
-        return Err(wrong("name", said));
+    check_name(name).map_err(|said| wrong("name", said))?;
+    if asked.providers.len() > MOST_PROVIDERS {
+        return Err(wrong("providers", format!("there are more than {MOST_PROVIDERS} providers")));
+    }
+    let mut providers = Vec::new();
+    for provider in &asked.providers {
+        match line("providers", provider, LONGEST_PROVIDER)? {
+            // Left out, it could leave none, and none is all.
+            "" => return Err(wrong("providers", "one of the providers is empty; name it, or leave it out")),
+            provider => providers.push(provider.to_owned()),
+        }
     }
     let expires_after = match asked.expires_after.as_str() {
         "" => None,
@@ -142,7 +156,7 @@ fn new_credential(asked: &v1::CreateCredentialRequest) -> Result<NewCredential, 
     Ok(NewCredential {
         name: name.to_owned(),
         role: role(&asked.role)?,
-        scope: Scope::of(asked.providers.iter().filter(|provider| !provider.is_empty()).cloned()),
+        scope: Scope::of(providers),
         expires_after,
         certificate,
     })
@@ -165,6 +179,8 @@ mod tests {
             ("name", v1::CreateCredentialRequest { name: " ".into(), ..whole.clone() }),
             ("name", v1::CreateCredentialRequest { name: "a\nb".into(), ..whole.clone() }),
             ("role", v1::CreateCredentialRequest { role: "root".into(), ..whole.clone() }),
+            ("providers", v1::CreateCredentialRequest { providers: vec![String::new()], ..whole.clone() }),
+            ("providers", v1::CreateCredentialRequest { providers: vec!["a\0".into()], ..whole.clone() }),
             ("expires_after", v1::CreateCredentialRequest { expires_after: "soon".into(), ..whole.clone() }),
             ("expires_after", v1::CreateCredentialRequest { expires_after: "9999d".into(), ..whole.clone() }),
             ("certificate_sha256", v1::CreateCredentialRequest { certificate_sha256: "ab".into(), ..whole }),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, header};
+use axum::http::{Extensions, HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use tonic::{Code, Status};
@@ -106,7 +106,22 @@ impl Door {
         Ok(found.is_some_and(|found| found.active))
     }
 
-    async fn admit(&self, rpc: &str, headers: &HeaderMap, peer: &ApiPeer) -> Result<Option<Caller>, Status> {
+    /// Whose call it is, `None` where that does not matter; or why it is refused. Nothing of the call is
+    /// looked at but its headers.
+    pub async fn admit(
+        &self,
+        rpc: &str,
+        headers: &HeaderMap,
+        peer: &ApiPeer,
+    ) -> Result<Option<Caller>, Status> {
+        let admitted = self.judge(rpc, headers, peer).await;
+        if let Err(status) = &admitted {
+            tracing::debug!(rpc, address = %peer.address, code = ?status.code(), "a call was refused");
+        }
+        admitted
+    }
+
+    async fn judge(&self, rpc: &str, headers: &HeaderMap, peer: &ApiPeer) -> Result<Option<Caller>, Status> {
         if !self.by_source.allows(key_of_address(peer.address.ip())) {
             return Err(too_often(Duration::from_secs(1)));
         }
@@ -197,25 +212,30 @@ fn key_of_address(address: IpAddr) -> [u8; 32] {
 /// Lets a call in, known by its [`Caller`], or refuses it.
 pub async fn guard(State(door): State<Arc<Door>>, mut request: Request, next: Next) -> Response {
     let rpc = request.uri().path().trim_start_matches('/').to_owned();
-    let peer = request.extensions().get::<ApiPeer>().cloned();
-    let Some(peer) = peer else {
-        tracing::error!("a call came in without its connection");
-        return refused(Code::Internal, "INTERNAL", "this shepherd failed to answer").into_http();
-    };
-    match door.admit(&rpc, request.headers(), &peer).await {
-        Ok(caller) => {
-            // Not for the services' eyes, nor for what they may log.
-            request.headers_mut().remove(header::AUTHORIZATION);
-            if let Some(caller) = caller {
-                request.extensions_mut().insert(caller);
-            }
-            next.run(request).await
-        }
-        Err(status) => {
-            tracing::debug!(rpc, address = %peer.address, code = ?status.code(), "a call was refused");
-            status.into_http()
+    // A call in JSON was let in before its body was read, and its caller is known. Nobody can send that:
+    // extensions do not come over the network.
+    if request.extensions().get::<Caller>().is_none() {
+        let admitted = match peer(request.extensions()) {
+            Ok(peer) => door.admit(&rpc, request.headers(), &peer).await,
+            Err(status) => Err(status),
+        };
+        match admitted {
+            Ok(Some(caller)) => drop(request.extensions_mut().insert(caller)),
+            Ok(None) => {}
+            Err(status) => return status.into_http(),
         }
     }
+    // Not for the services' eyes, nor for what they may log.
+    request.headers_mut().remove(header::AUTHORIZATION);
+    next.run(request).await
+}
+
+/// The connection that a request came by.
+pub fn peer(extensions: &Extensions) -> Result<ApiPeer, Status> {
+    extensions.get::<ApiPeer>().cloned().ok_or_else(|| {
+        tracing::error!("a call came in without its connection");
+        refused(Code::Internal, "INTERNAL", "this shepherd failed to answer")
+    })
 }
 
 /// The caller of a request that passed the door.

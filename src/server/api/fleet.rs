@@ -141,6 +141,7 @@ impl Backoffs for FleetService {
             None => (Uuid::nil(), String::new()),
             Some(place) => place
                 .split_once(' ')
+                .filter(|(_, process)| !process.chars().any(char::is_control))
                 .and_then(|(machine, process)| Some((Uuid::try_parse(machine).ok()?, process.to_owned())))
                 .ok_or_else(|| pages::no_place("backoffs"))?,
         };
@@ -264,7 +265,9 @@ pub(super) fn write_moment(at: Timestamp, id: Uuid) -> String {
 /// Reads what [`write_moment`] wrote.
 pub(super) fn read_moment(place: &str) -> Option<(Timestamp, Uuid)> {
     let (at, id) = place.split_once(' ')?;
-    Some((DateTime::from_timestamp_micros(at.parse().ok()?)?, Uuid::try_parse(id).ok()?))
+    // Nothing that is listed is older, and the database knows no moment that is much older.
+    let at: i64 = at.parse().ok().filter(|at| *at >= 0)?;
+    Some((DateTime::from_timestamp_micros(at)?, Uuid::try_parse(id).ok()?))
 }
 
 #[cfg(test)]
@@ -275,7 +278,13 @@ mod tests {
     fn place_by_time_reads_back() {
         let place = ("2026-11-20T18:00:00.123456Z".parse().unwrap(), Uuid::from_u128(7));
         assert_eq!(read_moment(&write_moment(place.0, place.1)), Some(place));
-        for odd in ["", "1", "x y", "9223372036854775807 00000000-0000-0000-0000-000000000007"] {
+        for odd in [
+            "",
+            "1",
+            "x y",
+            "-1 00000000-0000-0000-0000-000000000007",
+            "9223372036854775807 00000000-0000-0000-0000-000000000007",
+        ] {
             assert_eq!(read_moment(odd), None, "{odd}");
         }
     }

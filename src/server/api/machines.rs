@@ -51,9 +51,10 @@ impl Machines for MachinesService {
         let asked = request.into_inner();
         let filter = filter_of(asked.filter)?;
         let size = usize::try_from(pages::size(asked.page_size, 100, "page_size")?).unwrap_or(100);
-        let after = match pages::read("machines", &asked.page_token)? {
-            None => None,
-            Some(place) => Some(Cursor::read(&place).ok_or_else(|| pages::no_place("machines"))?),
+        // As `shepherdctl --direct` says it, so that a list goes on whoever is asked.
+        let after = match asked.page_token.as_str() {
+            "" => None,
+            place => Some(Cursor::read(place).ok_or_else(|| pages::no_place("machines"))?),
         };
         let scope = caller.scope().clone();
         let (page, now) = self
@@ -72,9 +73,7 @@ impl Machines for MachinesService {
             .map_err(of_bmdb)?;
         Ok(Response::new(v1::ListMachinesResponse {
             machines: page.machines.iter().map(convert::machine).collect(),
-            next_page_token: page
-                .next
-                .map_or_else(String::new, |next| pages::write("machines", &next.write())),
+            next_page_token: page.next.map_or_else(String::new, |next| next.write()),
             at: Some(at(now)),
         }))
     }
@@ -155,7 +154,7 @@ impl Machines for MachinesService {
         let asked = request.into_inner();
         let filter = filter_of(asked.filter)?;
         let resume = watch::read_resume(&asked.resume)?;
-        Ok(Response::new(watch::start(self.site.clone(), caller, filter, resume)))
+        Ok(Response::new(watch::start(self.site.clone(), caller, filter, resume)?))
     }
 
     async fn hold(&self, request: Request<v1::HoldRequest>) -> Result<Response<v1::OrderResponse>, Status> {

@@ -12,13 +12,15 @@
 //!   [`Bmdb::order_machine`](crate::bmdb::connection::Bmdb::order_machine), which writes the audit.
 //! * [`watch`]: streams, which end with the credential they were opened with.
 //! * [`openapi`]: the same descriptors as an OpenAPI document.
+//! * [`texts`], [`pages`]: what a request may say, before anything is done with it.
 //! * [`refusal`]: errors as sentences, with the standard details of gRPC.
 //!
 //! # What a caller can do to us
 //!
 //! Nothing is decided here that the engine does not decide for itself. A caller costs a connection of a
-//! bounded number, calls of a bounded rate, and looks at the database of a bounded length; a list is a
-//! page, and a page looks at a bounded number of machines.
+//! bounded number, calls of a bounded rate, watches of a bounded number, and looks at the database of a
+//! bounded length; a list is a page, and a page looks at a bounded number of machines. Whoever has no
+//! credential is refused by the headers of his call, and nothing more of it is read.
 
 pub mod access;
 pub mod audits;
@@ -34,5 +36,6 @@ pub mod pages;
 pub mod refusal;
 pub mod server;
 pub mod site;
+pub mod texts;
 pub mod transcode;
 pub mod watch;

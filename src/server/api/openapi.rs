@@ -165,7 +165,7 @@ fn error_schema() -> Value {
 fn comment(file: &FileDescriptor, path: &[i32]) -> String {
     let source = file.file_descriptor_proto().source_code_info.as_ref();
     let found = source.and_then(|source| source.location.iter().find(|location| location.path == path));
-    let text = found.map(|location| location.leading_comments()).unwrap_or_default();
+    let text = found.map(prost_types::source_code_info::Location::leading_comments).unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

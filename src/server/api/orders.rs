@@ -9,6 +9,7 @@ use crate::proto::fleet::v1;
 use crate::server::api::convert::{name, optional_structure};
 use crate::server::api::door::Caller;
 use crate::server::api::refusal::wrong;
+use crate::server::api::texts::line;
 
 /// Longest reason and idempotency key, in characters.
 const LONGEST_REASON: usize = 2000;
@@ -29,24 +30,14 @@ impl<M: Message> Said<'_, M> {
     pub fn read(&self, caller: &Caller, target: String) -> Result<audit::Order, Status> {
         let order =
             self.order.ok_or_else(|| wrong("order", "the request has no order; give it with a reason"))?;
-        let reason = order.reason.trim();
+        let reason = line("order.reason", &order.reason, LONGEST_REASON)?;
         if reason.is_empty() {
             return Err(wrong(
                 "order.reason",
                 "the order has no reason; whoever reads the audit will want to know",
             ));
         }
-        if reason.chars().count() > LONGEST_REASON {
-            return Err(wrong(
-                "order.reason",
-                format!("the reason is longer than {LONGEST_REASON} characters"),
-            ));
-        }
-        let key = order.idempotency_key.as_str();
-        if key.chars().count() > LONGEST_KEY {
-            let said = format!("the idempotency key is longer than {LONGEST_KEY} characters");
-            return Err(wrong("order.idempotency_key", said));
-        }
+        let key = line("order.idempotency_key", &order.idempotency_key, LONGEST_KEY)?;
         if key.is_empty() && !order.dry_run {
             return Err(wrong(
                 "order.idempotency_key",

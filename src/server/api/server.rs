@@ -20,7 +20,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use prost_reflect::DescriptorPool;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -85,6 +85,8 @@ pub struct ApiSettings {
     pub rates: ApiRates,
     /// Most connections at once.
     pub connections: usize,
+    /// Most watches at once.
+    pub watches: usize,
     /// Most connections to the database for looking.
     pub database_connections: u32,
 }
@@ -131,19 +133,27 @@ pub async fn serve_api(
     names.dedup();
     let certificate = Certificate::get(&settings.certificate, &bmdb, names, (settings.renewal.now)()).await?;
     let config = operator_config(certificate.shown.clone())?;
-    let ca_certificates = certificate.authorities().borrow().clone();
+    let authorities = certificate.authorities();
+    let ca_certificates = authorities.borrow().clone();
     let contracts =
         DescriptorPool::decode(DESCRIPTORS).map_err(|error| ServerError::Contracts(error.to_string()))?;
     let looks = Looks::connect(&bmdb, settings.database_connections).await?;
     let door = Arc::new(Door::new(looks.clone(), settings.rates));
-    let site = Site { bmdb, looks: looks.clone(), door: door.clone(), stop: stop.clone() };
+    let site = Site {
+        bmdb,
+        looks: looks.clone(),
+        door: door.clone(),
+        watches: Arc::new(Semaphore::new(settings.watches)),
+        stop: stop.clone(),
+    };
     let router = router(site, &contracts)?;
 
     // Those who have taken the authority's certificates verify by them whatever certificate is shown.
-    let authorities: Vec<String> = ca_certificates.iter().map(|der| STANDARD.encode(der)).collect();
     let known = {
         let (endpoints, shown) = (endpoints.clone(), certificate.shown.clone());
         move || {
+            let authorities: Vec<String> =
+                authorities.borrow().iter().map(|der| STANDARD.encode(der)).collect();
             serde_json::json!({
                 "endpoints": endpoints,
                 "ca_certificates": authorities,
@@ -203,11 +213,11 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<Router, ServerError>
         .add_service(AuditServer::new(AuditService { site }).max_decoding_message_size(REQUEST_LIMIT))
         .prepare()
         .into_axum_router()
-        .layer(from_fn_with_state(door, guard));
+        .layer(from_fn_with_state(door.clone(), guard));
     let document = openapi::document(contracts).to_string();
     let json = HeaderValue::from_static("application/json");
     let told = get(move || std::future::ready(([(header::CONTENT_TYPE, json.clone())], document.clone())));
-    let transcoder = Transcoder::new(contracts, grpc.clone());
+    let transcoder = Transcoder::new(contracts, door, grpc.clone());
     Ok(Router::new()
         .route("/openapi.json", told)
         .route("/api/{*rpc}", post(transcode::call).with_state(transcoder))

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -11,6 +12,10 @@ use crate::bmdb::look::Looks;
 use crate::model::machine_view::MachineName;
 use crate::server::api::door::{Caller, Door};
 use crate::server::api::refusal::{of_bmdb, unknown, wrong};
+use crate::server::api::texts::line;
+
+/// Longest name of a machine that anybody may mean.
+const LONGEST_NAME: usize = 300;
 
 /// What every service stands on; cheap to clone.
 #[derive(Clone)]
@@ -21,6 +26,8 @@ pub struct Site {
     pub looks: Looks,
     /// For streams, whose credential may end before they do.
     pub door: Arc<Door>,
+    /// One permit for each watch there may be.
+    pub watches: Arc<Semaphore>,
     /// Cancelled when streams are to end, because the server does.
     pub stop: CancellationToken,
 }
@@ -28,6 +35,7 @@ pub struct Site {
 impl Site {
     /// Finds the one machine that `text` names and the caller's credential reaches.
     pub async fn find(&self, caller: &Caller, text: &str) -> Result<MachineName, Status> {
+        let text = line("machine", text, LONGEST_NAME)?;
         if text.is_empty() {
             return Err(wrong(
                 "machine",

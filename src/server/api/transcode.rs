@@ -2,7 +2,8 @@
 //!
 //! A request in JSON (ProtoJSON, as protobuf.dev says) becomes the gRPC call that it means, by the
 //! contracts' descriptors, and goes through the same door to the same service; the answer comes back as
-//! JSON, a stream as server-sent events. Nothing is written per call, so the two cannot differ.
+//! JSON, a stream as server-sent events. Nothing is written per call, so the two cannot differ. It passes
+//! the door by its headers, before its body is read: whoever has no credential makes us keep nothing.
 //!
 //! A request must say `content-type: application/json`: a page of somebody else's cannot make a browser
 //! send that without asking first, and a browser may have a client certificate.
@@ -12,6 +13,7 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -28,11 +30,14 @@ use tonic::codegen::{Body as _, Service as _};
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-use crate::server::api::listener::ApiPeer;
+use crate::server::api::door::{Door, peer};
 use crate::server::api::refusal::{refused, wrong};
 
 /// Largest request.
 pub const REQUEST_LIMIT: usize = 64 << 10;
+/// Longest time that an answer may take to begin; below what the server gives every call, whose end of it
+/// is not one that a caller in JSON can read.
+const CALL_LIMIT: Duration = Duration::from_secs(25);
 /// Largest message of an answer.
 const ANSWER_LIMIT: usize = 16 << 20;
 /// A message's length with the byte before it that says whether it is compressed.
@@ -41,15 +46,16 @@ const FRAME_HEAD: usize = 5;
 /// Turns JSON into calls; cheap to clone.
 #[derive(Clone)]
 pub struct Transcoder {
-    /// The services behind their door.
+    door: Arc<Door>,
+    /// The services behind that door.
     grpc: Router,
     methods: Arc<HashMap<String, MethodDescriptor>>,
 }
 
 impl Transcoder {
-    /// For the services of `contracts`, which `grpc` answers.
+    /// For the services of `contracts`, which `grpc` answers behind `door`.
     #[must_use]
-    pub fn new(contracts: &DescriptorPool, grpc: Router) -> Self {
+    pub fn new(contracts: &DescriptorPool, door: Arc<Door>, grpc: Router) -> Self {
         let methods = contracts.services().flat_map(|service| {
             let name = service.full_name().to_owned();
             service
@@ -58,7 +64,7 @@ impl Transcoder {
                 .map(|method| (format!("{name}/{}", method.name()), method))
                 .collect::<Vec<_>>()
         });
-        Self { grpc, methods: Arc::new(methods.collect()) }
+        Self { door, grpc, methods: Arc::new(methods.collect()) }
     }
 }
 
@@ -68,10 +74,13 @@ pub async fn call(
     Path(rpc): Path<String>,
     request: Request,
 ) -> Response {
-    match transcoder.call(&rpc, request).await {
-        Ok(response) => response,
-        Err(status) => refusal(&status),
-    }
+    let answered = tokio::time::timeout(CALL_LIMIT, transcoder.call(&rpc, request)).await;
+    let late = |_| {
+        let said = "this took too long; an order may have been carried out, and the same one with the same idempotency \
+                    key says so";
+        Err(refused(Code::DeadlineExceeded, "TOO_LONG", said))
+    };
+    answered.unwrap_or_else(late).unwrap_or_else(|status| refusal(&status))
 }
 
 impl Transcoder {
@@ -84,6 +93,8 @@ impl Transcoder {
             )
         })?;
         let (parts, body) = request.into_parts();
+        let peer = peer(&parts.extensions)?;
+        let caller = self.door.admit(rpc, &parts.headers, &peer).await?;
         if !says_json(&parts.headers) {
             return Err(wrong(
                 "content-type",
@@ -100,11 +111,9 @@ impl Transcoder {
         let headers = call.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
-        if let Some(authorization) = parts.headers.get(header::AUTHORIZATION) {
-            headers.insert(header::AUTHORIZATION, authorization.clone());
-        }
-        if let Some(peer) = parts.extensions.get::<ApiPeer>() {
-            call.extensions_mut().insert(peer.clone());
+        call.extensions_mut().insert(peer);
+        if let Some(caller) = caller {
+            call.extensions_mut().insert(caller);
         }
         let Ok(answered): Result<Response, Infallible> = self.grpc.call(call).await;
         if let Some(status) =
@@ -220,7 +229,15 @@ fn events(answers: Answers) -> Response {
 }
 
 fn refusal(status: &Status) -> Response {
-    (http_code(status.code()), axum::Json(described(status))).into_response()
+    let mut response = (http_code(status.code()), axum::Json(described(status))).into_response();
+    if status.code() == Code::Unauthenticated {
+        // RFC 9110, 15.5.2: whoever is not let in is told how to be.
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    if let Some(delay) = status.get_details_retry_info().and_then(|retry| retry.retry_delay) {
+        response.headers_mut().insert(header::RETRY_AFTER, delay.as_secs().max(1).into());
+    }
+    response
 }
 
 /// An error as JSON, in the form of Google's APIs.

@@ -8,7 +8,7 @@
 //!
 //! It ends when nobody listens, when the server does, and when its credential is revoked or expires.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
@@ -38,6 +38,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const OVERLAP: Duration = Duration::from_secs(5);
 /// How often all machines are looked at again.
 const ALL_AGAIN: Duration = Duration::from_mins(5);
+/// How long after it ended a watch may go on.
+const RESUMED_WITHIN: Duration = Duration::from_hours(1);
 /// Longest silence of a stream.
 const QUIET: Duration = Duration::from_secs(5);
 /// Lines of history read at once.
@@ -69,10 +71,21 @@ fn write_resume(until: Timestamp) -> String {
 }
 
 /// Starts a watch.
-#[must_use]
-pub fn start(site: Site, caller: Caller, filter: Filter, resume: Option<Timestamp>) -> ReceiverStream<Told> {
+pub fn start(
+    site: Site,
+    caller: Caller,
+    filter: Filter,
+    resume: Option<Timestamp>,
+) -> Result<ReceiverStream<Told>, Status> {
+    // Each costs looks at the database for as long as it lasts, however seldom it was asked for.
+    let permit = site.watches.clone().try_acquire_owned().map_err(|_| {
+        let said =
+            "there are as many watches of this shepherd as it bears; end some, or watch at another one";
+        refused(Code::ResourceExhausted, "TOO_MANY_WATCHES", said)
+    })?;
     let (tell, told) = mpsc::channel(64);
     let stop = site.stop.clone();
+    let (ending, credential) = (site.clone(), caller.credential().id);
     let watch = Watch {
         site,
         caller,
@@ -83,7 +96,15 @@ pub fn start(site: Site, caller: Caller, filter: Filter, resume: Option<Timestam
         last: Instant::now(),
     };
     tokio::spawn(async move {
-        let ended = stop.run_until_cancelled(watch.run(resume)).await;
+        let ended = stop.run_until_cancelled(async {
+            tokio::select! {
+                end = Box::pin(watch.run(resume)) => end,
+                // Beside it, because telling may wait for whoever listens.
+                end = credential_ends(&ending, credential) => end,
+            }
+        });
+        let ended = ended.await;
+        drop(permit);
         let status = match ended {
             None => refused(Code::Unavailable, "TRY_AGAIN", "this shepherd stops; resume at another one"),
             Some(End::Gone) => return,
@@ -92,7 +113,22 @@ pub fn start(site: Site, caller: Caller, filter: Filter, resume: Option<Timestam
         // Whoever has gone away needs no farewell.
         drop(tell.send_timeout(Err(status), QUIET).await);
     });
-    ReceiverStream::new(told)
+    Ok(ReceiverStream::new(told))
+}
+
+/// Waits until a credential is good no more.
+async fn credential_ends(site: &Site, credential: Uuid) -> End {
+    loop {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        match site.door.is_good(credential).await {
+            Ok(true) => {}
+            Ok(false) => {
+                let said = "the credential of this watch was revoked, or has expired";
+                return End::Refused(refused(Code::Unauthenticated, "NO_CREDENTIAL", said));
+            }
+            Err(status) => return End::Refused(status),
+        }
+    }
 }
 
 /// Why a watch is over.
@@ -129,7 +165,7 @@ impl Watch {
 
     async fn follow(&mut self, resume: Option<Timestamp>) -> Result<std::convert::Infallible, End> {
         let mut until = match resume {
-            Some(until) => until,
+            Some(until) => self.not_too_old(until).await?,
             None => self.tell_all().await?,
         };
         let mut all_again = Instant::now() + ALL_AGAIN;
@@ -138,10 +174,6 @@ impl Watch {
             tokio::select! {
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
                 () = self.tell.closed() => return Err(End::Gone),
-            }
-            if !self.site.door.is_good(self.caller.credential().id).await? {
-                let said = "the credential of this watch was revoked, or has expired";
-                return Err(End::Refused(refused(Code::Unauthenticated, "NO_CREDENTIAL", said)));
             }
             until = self.tell_changes(until).await?;
             if Instant::now() >= all_again {
@@ -152,6 +184,20 @@ impl Watch {
                 self.tell_quiet(until).await?;
             }
         }
+    }
+
+    /// The moment to resume at, unless so much may have happened since, or be forgotten of it, that beginning
+    /// anew is less.
+    async fn not_too_old(&self, resume: Timestamp) -> Result<Timestamp, End> {
+        let look = self.site.looks.look(|tx| Box::pin(async move { inspect::now(tx).await }));
+        if resume < before(look.await.map_err(of_bmdb)?, RESUMED_WITHIN) {
+            let said = format!(
+                "this watch ended more than {} minutes ago; begin anew, without a place to resume at",
+                RESUMED_WITHIN.as_secs() / 60
+            );
+            return Err(End::Refused(refused(Code::OutOfRange, "TOO_LONG_AGO", said)));
+        }
+        Ok(resume)
     }
 
     /// Tells every machine that was told otherwise before, and those that are gone. Returns the moment from
@@ -237,21 +283,40 @@ impl Watch {
         for listed in &lines {
             self.tell_machine(convert::machine(listed), listed.line.name.machine, &resume).await?;
         }
-        for machine in machines {
-            if lines.iter().any(|listed| listed.line.name.machine == *machine) {
-                continue;
-            }
-            match self.told.get(machine) {
-                Some(&GONE) => {}
-                // What was told before a watch resumed is not known to it.
-                None if !self.resumed => {}
-                _ => {
-                    self.told.insert(*machine, GONE);
-                    self.say(What::Gone(machine.to_string()), resume.clone()).await?;
-                }
+        let rest: Vec<Uuid> = {
+            let meant: HashSet<Uuid> = lines.iter().map(|listed| listed.line.name.machine).collect();
+            machines.iter().filter(|machine| !meant.contains(machine)).copied().collect()
+        };
+        // What was told before a watch resumed is not known to it.
+        let unknown: Vec<Uuid> =
+            rest.iter().filter(|machine| self.resumed && !self.told.contains_key(machine)).copied().collect();
+        let may_be_told = self.reached(unknown).await?;
+        for machine in rest {
+            let was_told = self.told.get(&machine).is_some_and(|digest| *digest != GONE);
+            if was_told || may_be_told.contains(&machine) {
+                self.told.insert(machine, GONE);
+                self.say(What::Gone(machine.to_string()), resume.clone()).await?;
             }
         }
         Ok(())
+    }
+
+    /// Those of `machines` that the credential reaches, whether they are meant or not.
+    async fn reached(&self, machines: Vec<Uuid>) -> Result<HashSet<Uuid>, End> {
+        if machines.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let scope = self.caller.scope().clone();
+        let lines = self
+            .site
+            .looks
+            .look(move |tx| {
+                let (scope, machines) = (scope.clone(), machines.clone());
+                Box::pin(async move { listing::lines(tx, &Filter::default(), &scope, &machines).await })
+            })
+            .await
+            .map_err(of_bmdb)?;
+        Ok(lines.into_iter().map(|listed| listed.line.name.machine).collect())
     }
 
     /// Tells a machine unless it was told just so; returns the digest of what was told.

@@ -82,6 +82,7 @@ fn settings(directory: &Path) -> anyhow::Result<ApiSettings> {
         renewal: RenewalClock::default(),
         rates: ApiRates { source: "1ms,10000".parse()?, credential: "1ms,10000".parse()? },
         connections: 100,
+        watches: 20,
         database_connections: 4,
     })
 }

@@ -193,7 +193,11 @@ async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> any
     }
     let admin = api.key(Role::Admin, &[], None).await?;
     let versioned = json!({ "name": "kim", "role": "viewer", "order": { "reason": "r", "idempotencyKey": "k", "expectedVersion": "1" } });
-    assert_eq!(api.call(Some(&admin.token), "Credentials/Create", versioned).await?.code, 400, "none has a version");
+    assert_eq!(
+        api.call(Some(&admin.token), "Credentials/Create", versioned).await?.code,
+        400,
+        "none has a version"
+    );
     let nobody = json!({ "machine": "no-such", "order": order("r", "k") });
     assert_eq!(api.call(Some(&operator.token), "Machines/Hold", nobody).await?.code, 404);
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 0);
