@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use serde_json::Value;
 use sqlx::{Executor as _, PgConnection};
 use uuid::Uuid;
@@ -115,14 +116,25 @@ impl Bmdb {
         F: Fn(&Snapshot) -> Decision<Done> + Send + Sync + 'static,
     {
         let (bmdb, order, decide) = (self.clone(), Arc::new(order), Arc::new(decide));
-        for _ in 0..TRIES {
+        self.ordered(WHAT, move |tx| {
             let (bmdb, order, decide) = (bmdb.clone(), order.clone(), decide.clone());
-            let carried = self
-                .transact(WHAT, move |tx| {
-                    let (bmdb, order, decide) = (bmdb.clone(), order.clone(), decide.clone());
-                    Box::pin(async move { carry_out(&bmdb, tx, &order, machine, &*decide).await })
-                })
-                .await;
+            Box::pin(async move { carry_out(&bmdb, tx, &order, machine, &*decide).await })
+        })
+        .await
+    }
+
+    /// Runs a transaction that carries out an order, and anew when the same order was given at once: then it
+    /// finds what became of that.
+    pub(crate) async fn ordered<F>(&self, what: &'static str, body: F) -> Result<Carried, BmdbError>
+    where
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<Carried, BmdbError>>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
+        for _ in 0..TRIES {
+            let carried = self.transact(what, body.clone()).await;
             if !matches!(carried, Err(BmdbError::OrderedAtOnce)) {
                 return carried;
             }

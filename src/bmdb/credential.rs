@@ -253,7 +253,7 @@ impl Bmdb {
         };
         let dry_run = order.dry_run;
         let carried = self
-            .transact("making a credential", move |tx| {
+            .ordered("making a credential", move |tx| {
                 let (order, new, proof) = (order.clone(), new.clone(), proof.clone());
                 Box::pin(async move { create(tx, &order, id, kind, &new, proof).await })
             })
@@ -268,7 +268,7 @@ impl Bmdb {
 
     /// Ends a credential at once.
     pub async fn revoke_credential(&self, order: Order, id: Uuid) -> Result<Carried, BmdbError> {
-        self.transact("revoking a credential", move |tx| {
+        self.ordered("revoking a credential", move |tx| {
             let order = order.clone();
             Box::pin(async move {
                 if let Some(carried) = given_before(tx, &order).await? {

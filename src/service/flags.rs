@@ -198,7 +198,7 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8444", help_heading = "API")]
     pub api_listen_address: SocketAddr,
     /// host:port that operators call, for the certificate; may be given several times. [default: the address
-    /// listened on]
+    /// listened on, if it is one]
     #[arg(long, value_name = "HOST:PORT", help_heading = "API")]
     pub api_endpoint: Vec<String>,
 

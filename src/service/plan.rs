@@ -52,6 +52,12 @@ pub fn plan(flags: ServiceFlags, file: ConfigurationFile) -> Result<ServicePlan,
     let reaches_machines =
         components.contains(&Component::Initializer) || components.contains(&Component::Recoverer);
     let endpoints = endpoints(&flags, reaches_machines || components.contains(&Component::Callback))?;
+    let anywhere = flags.api_listen_address.ip().is_unspecified();
+    if components.contains(&Component::Api) && anywhere && flags.api_endpoint.is_empty() {
+        return Err(Failure::usage(
+            "give --api_endpoint HOST:PORT: where operators reach --api_listen_address of this shepherd",
+        ));
+    }
     if flags.session_interval.0 < std::time::Duration::from_secs(1) {
         return Err(Failure::usage(format!(
             "--session_interval {} is too short to be renewed in time; give at least 1s",

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures::StreamExt as _;
 use rcgen::{CertificateParams, KeyPair, PKCS_ED25519};
 use serde_json::json;
 use shepherd::model::access::Role;
@@ -10,6 +11,7 @@ use shepherd::model::time::Span;
 use shepherd::proto::fleet::v1::WhoAmIRequest;
 use shepherd::proto::fleet::v1::credentials_client::CredentialsClient;
 use shepherd::server::api::access::{Needs, RULES};
+use shepherd::server::api::transcode::REQUEST_LIMIT;
 use tonic::transport::Identity;
 
 use crate::api::{Api, key_in, order};
@@ -182,6 +184,67 @@ async fn pinned_client_certificate_is_a_credential() -> anyhow::Result<()> {
     let body = json!({ "credential": made["credential"]["credential"], "order": order("over", "2") });
     api.call(Some(&admin.token), "Credentials/Revoke", body).await?.ok()?;
     assert!(client.who_am_i(WhoAmIRequest {}).await.is_err(), "on the connection it was good on");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> anyhow::Result<()> {
+    let api = Api::start("api_pinned_twice").await?;
+    let admin = api.key(Role::Admin, &[], None).await?;
+    let create = async |order: serde_json::Value| {
+        let body =
+            json!({ "name": "ci", "role": "viewer", "certificateSha256": "ab".repeat(32), "order": order });
+        api.call(Some(&admin.token), "Credentials/Create", body).await?.ok()
+    };
+    let dry = || json!({ "reason": "what if", "dryRun": true });
+    let would = create(dry()).await?;
+    assert_eq!(would["order"]["changed"], true);
+    assert_eq!(would["order"]["after"]["name"], "ci");
+    assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE kind = 'certificate'").await?, 0);
+    let made = create(order("ci", "1")).await?;
+    let id = made["credential"]["credential"].as_str().context("an id")?;
+    for again in [create(dry()).await?, create(order("ci", "2")).await?] {
+        assert_eq!((&again["order"]["changed"], &again["credential"]), (&json!(false), &json!(null)));
+        let said = again["order"]["said"].as_str().context("a sentence")?;
+        assert!(said.contains("pinned already") && said.contains(id), "{said}");
+    }
+    let revoke = |order: serde_json::Value| json!({ "credential": id, "order": order });
+    let would = api.call(Some(&admin.token), "Credentials/Revoke", revoke(dry())).await?.ok()?;
+    assert_eq!(would["changed"], true);
+    assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE revoked_at IS NOT NULL").await?, 0);
+    api.call(Some(&admin.token), "Credentials/Revoke", revoke(order("over", "3"))).await?.ok()?;
+    let would = api.call(Some(&admin.token), "Credentials/Revoke", revoke(dry())).await?.ok()?;
+    assert_eq!(would["changed"], false);
+    let said = create(dry()).await?["order"]["said"].as_str().context("a sentence")?.to_owned();
+    assert!(said.contains("that is over"), "{said}");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn body_is_not_read_of_whoever_has_no_credential() -> anyhow::Result<()> {
+    let api = Api::start("api_endless").await?;
+    // A body that never ends: whoever waits for it answers late, and otherwise.
+    let begun = futures::stream::iter([Ok::<_, std::io::Error>("{")]);
+    let endless = reqwest::Body::wrap_stream(begun.chain(futures::stream::pending()));
+    let refused = api
+        .http
+        .post(api.url("/api/shepherd.fleet.v1.Machines/Hold"))
+        .header("content-type", "application/json")
+        .body(endless)
+        .send()
+        .await?;
+    assert_eq!(refused.status(), 401);
+    assert_eq!(refused.headers()["www-authenticate"], "Bearer");
+    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let long = api
+        .http
+        .post(api.url("/api/shepherd.fleet.v1.Machines/List"))
+        .bearer_auth(&viewer.token)
+        .header("content-type", "application/json")
+        .body(" ".repeat(REQUEST_LIMIT + 1))
+        .send()
+        .await?;
+    assert_eq!(long.status(), 400);
     api.stop().await
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Context as _;
+use base64::Engine as _;
 use serde_json::{Value, json};
 use shepherd::model::access::Role;
 use tokio_stream::StreamExt as _;
@@ -62,6 +63,7 @@ async fn pages_give_each_machine_once_under_any_filter() -> anyhow::Result<()> {
         json!({ "filter": { "tags": ["x; DROP TABLE audit"] } }),
         json!({ "pageSize": 501 }),
         json!({ "pageToken": "x" }),
+        json!({ "filter": { "tags": ["\u{0}"] } }),
     ] {
         assert_eq!(api.call(Some(&operator.token), "Machines/List", body.clone()).await?.code, 400, "{body}");
     }
@@ -102,6 +104,76 @@ async fn everything_that_can_be_asked_is_answered() -> anyhow::Result<()> {
     assert_eq!(counts["counts"][0]["machines"], "1");
     let timeline = ask("Machines/Timeline", json!({ "machine": machine })).await?;
     assert_eq!(timeline["more"], false);
+    // A hold for longer than JSON can say moments leaves lists readable.
+    let hold = json!({ "machine": machine, "after": "90000000d", "order": order("for ever", "k") });
+    api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    ask("Machines/List", json!({})).await?;
+    ask("Machines/Get", json!({ "machine": machine })).await?;
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_shepherd_gives_the_same_answer() -> anyhow::Result<()> {
+    let api = Api::start("api_two").await?;
+    let (other, stop) = api.another().await?;
+    let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
+    let hold = json!({ "machine": machine, "order": order("at one of them", "k") });
+    let held =
+        api.call_at(other.local_addr, Some(&admin.token), "Machines/Hold", hold.clone()).await?.ok()?;
+    let again = api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    assert_eq!(
+        (&again["repeated"], &again["audit"]),
+        (&json!(true), &held["audit"]),
+        "it was given to the other"
+    );
+    for (rpc, body) in [
+        ("Machines/List", json!({})),
+        ("Machines/Get", json!({ "machine": machine })),
+        ("Machines/Why", json!({ "machine": machine })),
+        ("Machines/Timeline", json!({ "machine": machine })),
+        ("Work/List", json!({})),
+        ("Schedule/List", json!({ "process": "AgentStart" })),
+        ("Backoffs/List", json!({})),
+        ("Providers/List", json!({})),
+        ("Policy/Get", json!({})),
+        ("Statistics/Get", json!({})),
+        ("Credentials/WhoAmI", json!({})),
+        ("Credentials/List", json!({})),
+        ("Audit/List", json!({})),
+    ] {
+        let mut answers = Vec::new();
+        for server in [api.server.local_addr, other.local_addr] {
+            let mut answer = api.call_at(server, Some(&admin.token), rpc, body.clone()).await?.ok()?;
+            // The moment it was asked at.
+            answer.as_object_mut().context("an object")?.remove("at");
+            answers.push(answer);
+        }
+        assert_eq!(answers[0], answers[1], "{rpc}");
+    }
+    stop.cancel();
+    other.ended().await;
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn odd_places_in_lists_are_refused_and_not_asked_of_the_database() -> anyhow::Result<()> {
+    let api = Api::start("api_odd_places").await?;
+    let admin = api.key(Role::Admin, &[], None).await?;
+    let nil = uuid::Uuid::nil();
+    for (rpc, list, place) in [
+        ("Backoffs/List", "backoffs", format!("{nil} a\0")),
+        ("Audit/List", "audit", format!("{} {nil}", i64::MIN)),
+        ("Audit/List", "audit", format!("-200000000000000000 {nil}")),
+        ("Credentials/List", "credentials", "x".to_owned()),
+    ] {
+        let token = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(format!("{list} {place}"));
+        let refused = api.call(Some(&admin.token), rpc, json!({ "pageToken": token })).await?;
+        assert_eq!(refused.code, 400, "{rpc} {place:?}: {refused:?}");
+    }
+    for machine in ["a\u{0}", "\u{fffd}/%00", &"x".repeat(301)] {
+        let refused = api.call(Some(&admin.token), "Machines/Why", json!({ "machine": machine })).await?;
+        assert!([400, 404].contains(&refused.code), "{machine:?}: {refused:?}");
+    }
     api.stop().await
 }
 
@@ -127,7 +199,10 @@ async fn contracts_and_health_are_told_to_anybody() -> anyhow::Result<()> {
 
     let document: Value = api.http.get(api.url("/openapi.json")).send().await?.json().await?;
     assert!(document["paths"].as_object().is_some_and(|paths| paths.len() > 15), "{document}");
-    let plain = api.http.post(api.url("/api/shepherd.fleet.v1.Credentials/WhoAmI")).body("{}").send().await?;
+    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let plain =
+        api.http.post(api.url("/api/shepherd.fleet.v1.Credentials/WhoAmI")).bearer_auth(&viewer.token);
+    let plain = plain.body("{}").send().await?;
     assert_eq!(plain.status(), 400, "what is not said to be JSON is not taken for it");
     let unknown = api.call(None, "Machines/Explode", json!({})).await?;
     assert_eq!(unknown.code, 404);

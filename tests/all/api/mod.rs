@@ -39,12 +39,13 @@ struct Api {
     database: TestDatabase,
     bmdb: Bmdb,
     pool: PgPool,
+    sessions: Sessions,
     server: ApiServer,
     http: reqwest::Client,
     stop: CancellationToken,
     keep: CancellationToken,
     keeper: JoinHandle<()>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 /// A credential of the test's.
@@ -105,14 +106,15 @@ impl Api {
         let keeper = tokio::spawn(keeper.keep(&keep)?);
         let mut settings = settings(directory.path())?;
         change(&mut settings);
-        let server = serve_api(bmdb.clone(), sessions, settings, Metrics::new(), stop.clone()).await?;
+        let server =
+            serve_api(bmdb.clone(), sessions.clone(), settings, Metrics::new(), stop.clone()).await?;
         let authority = server.ca_certificates.first().context("a CA")?;
         let http = reqwest::Client::builder()
             .no_proxy()
             .tls_certs_only([reqwest::Certificate::from_der(authority)?])
             .timeout(Duration::from_mins(2))
             .build()?;
-        Ok(Self { database, bmdb, pool, server, http, stop, keep, keeper, _directory: directory })
+        Ok(Self { database, bmdb, pool, sessions, server, http, stop, keep, keeper, directory })
     }
 
     /// Ends it in order.
@@ -130,7 +132,18 @@ impl Api {
 
     /// A call in JSON.
     async fn call(&self, key: Option<&str>, rpc: &str, body: Value) -> anyhow::Result<Answer> {
-        let mut request = self.http.post(self.url(&format!("/api/shepherd.fleet.v1.{rpc}"))).json(&body);
+        self.call_at(self.server.local_addr, key, rpc, body).await
+    }
+
+    /// A call in JSON of one of the servers on this database.
+    async fn call_at(
+        &self,
+        server: SocketAddr,
+        key: Option<&str>,
+        rpc: &str,
+        body: Value,
+    ) -> anyhow::Result<Answer> {
+        let mut request = self.http.post(format!("https://{server}/api/shepherd.fleet.v1.{rpc}")).json(&body);
         if let Some(token) = key {
             request = request.bearer_auth(token);
         }
@@ -142,14 +155,26 @@ impl Api {
         format!("https://{}{path}", self.server.local_addr)
     }
 
+    /// Another server on the same database, until its token is cancelled.
+    async fn another(&self) -> anyhow::Result<(ApiServer, CancellationToken)> {
+        let (settings, stop) = (settings(self.directory.path())?, CancellationToken::new());
+        let (bmdb, sessions) = (self.bmdb.clone(), self.sessions.clone());
+        Ok((serve_api(bmdb, sessions, settings, Metrics::new(), stop.clone()).await?, stop))
+    }
+
     /// A connection by gRPC, with a client certificate or without.
     async fn channel(&self, identity: Option<Identity>) -> anyhow::Result<Channel> {
+        self.channel_to(self.server.local_addr, identity).await
+    }
+
+    /// A connection to one of the servers on this database.
+    async fn channel_to(&self, server: SocketAddr, identity: Option<Identity>) -> anyhow::Result<Channel> {
         let authority = self.server.ca_certificates.first().context("a CA")?;
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem(authority)));
         if let Some(identity) = identity {
             tls = tls.identity(identity);
         }
-        let endpoint = Endpoint::from_shared(format!("https://{}", self.server.local_addr))?;
+        let endpoint = Endpoint::from_shared(format!("https://{server}"))?;
         Ok(endpoint.tls_config(tls)?.connect().await?)
     }
 

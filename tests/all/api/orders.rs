@@ -94,6 +94,20 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> anyhow::Re
     assert!(answers.iter().all(|answer| answer["audit"] == answers[0]["audit"]));
     assert_eq!(api.count("SELECT count(*) FROM history WHERE event = 'Held'").await?, 1);
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 1);
+    let admin = api.key(Role::Admin, &[], None).await?;
+    for _ in 0..8 {
+        let (api, token) = (api.clone(), admin.token.clone());
+        calls.spawn(async move {
+            let body = json!({ "name": "kim", "role": "viewer", "order": order("all at once", "two") });
+            api.call(Some(&token), "Credentials/Create", body).await?.ok()
+        });
+    }
+    let mut tokens = 0;
+    while let Some(answer) = calls.join_next().await {
+        tokens += usize::from(answer??["token"] != json!(""));
+    }
+    assert_eq!(tokens, 1, "one of them is told the token");
+    assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE name = 'kim'").await?, 1);
     std::sync::Arc::into_inner(api).context("every caller has heard its answer")?.stop().await
 }
 
@@ -181,6 +195,9 @@ async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> any
         ("scope", json!({ "machine": machine, "scope": "half", "order": order("r", "k") })),
         ("after", json!({ "machine": machine, "after": "soon", "order": order("r", "k") })),
         ("machine", json!({ "order": order("r", "k") })),
+        ("machine", json!({ "machine": "a\u{0}", "order": order("r", "k") })),
+        ("order.reason", json!({ "machine": machine, "order": order("\u{1b}[2J", "k") })),
+        ("order.idempotency_key", json!({ "machine": machine, "order": order("r", "\u{0}") })),
         ("body", json!({ "machin": machine })),
         ("body", json!([1])),
     ] {

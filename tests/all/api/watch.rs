@@ -7,6 +7,7 @@ use shepherd::proto::fleet::v1::machines_client::MachinesClient;
 use shepherd::proto::fleet::v1::watch_machines_response::What;
 use shepherd::proto::fleet::v1::{MachineFilter, WatchMachinesRequest, WatchMachinesResponse};
 use tokio_stream::StreamExt as _;
+use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
 use crate::api::{Api, Key, order};
@@ -18,9 +19,18 @@ async fn watch(
     key: &Key,
     request: WatchMachinesRequest,
 ) -> anyhow::Result<Streaming<WatchMachinesResponse>> {
+    Ok(watch_on(api.channel(None).await?, key, request).await??)
+}
+
+/// A watch by this connection, or why it is refused.
+async fn watch_on(
+    channel: Channel,
+    key: &Key,
+    request: WatchMachinesRequest,
+) -> anyhow::Result<Result<Streaming<WatchMachinesResponse>, Status>> {
     let mut request = Request::new(request);
     request.metadata_mut().insert("authorization", format!("Bearer {}", key.token).parse()?);
-    Ok(MachinesClient::new(api.channel(None).await?).watch(request).await?.into_inner())
+    Ok(MachinesClient::new(channel).watch(request).await.map(tonic::Response::into_inner))
 }
 
 async fn next(
@@ -102,6 +112,110 @@ async fn watch_with_a_filter_tells_what_comes_and_goes() -> anyhow::Result<()> {
     let release = json!({ "machine": machine, "order": order("r", "2") });
     api.call(Some(&operator.token), "Machines/Release", release).await?.ok()?;
     assert_eq!(next_machine(&mut stream).await?, (machine.to_string(), None));
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_goes_on_at_another_shepherd_when_its_own_stops() -> anyhow::Result<()> {
+    let api = Api::start("api_watch_moves").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let still = provided(&api.pool).await?;
+    let (other, stop) = api.another().await?;
+    let mut stream =
+        watch_on(api.channel_to(other.local_addr, None).await?, &operator, WatchMachinesRequest::default())
+            .await??;
+    let mut resume = String::new();
+    while resume.is_empty() {
+        resume = next(&mut stream).await??.resume;
+    }
+    stop.cancel();
+    let end = loop {
+        match next(&mut stream).await? {
+            Ok(said) => resume = said.resume,
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(end.code(), Code::Unavailable, "{end}");
+    other.ended().await;
+
+    let hold = json!({ "machine": machine, "order": order("while nobody told", "k") });
+    api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
+    let mut stream = watch(&api, &operator, WatchMachinesRequest { resume, ..Default::default() }).await?;
+    let (told, reason) = next_machine(&mut stream).await?;
+    assert_eq!(told, machine.to_string(), "and not {still}, which is as it was told");
+    assert!(reason.context("a line")?.contains("held"));
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_not_reach()
+-> anyhow::Result<()> {
+    let api = Api::start("api_watch_scope").await?;
+    let admin = api.key(Role::Admin, &[], None).await?;
+    let (ours, theirs) = (provided(&api.pool).await?, provided(&api.pool).await?);
+    for statement in [
+        "UPDATE machine_provided SET provider = 'other' WHERE machine_id = $1",
+        "UPDATE machine_due SET provider = 'other' WHERE machine_id = $1",
+    ] {
+        sqlx::query(statement).bind(theirs.0).execute(&api.pool).await?;
+    }
+    let viewer = api.key(Role::Viewer, &["rack"], None).await?;
+    let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
+    let mut resume = String::new();
+    while resume.is_empty() {
+        resume = next(&mut stream).await??.resume;
+    }
+    drop(stream);
+    // Theirs changes first, so it would be told first, as gone.
+    for (machine, key) in [(theirs, "1"), (ours, "2")] {
+        let hold = json!({ "machine": machine, "order": order("r", key) });
+        api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    }
+    let filter = Some(MachineFilter { tags: vec!["hold".to_owned()], ..Default::default() });
+    let mut stream =
+        watch(&api, &viewer, WatchMachinesRequest { filter: filter.clone(), resume: resume.clone() }).await?;
+    assert!(matches!(next(&mut stream).await??.what, Some(What::Quiet(_))));
+    assert_eq!(next_machine(&mut stream).await?.0, ours.to_string());
+    assert!(matches!(next(&mut stream).await??.what, Some(What::Quiet(_))), "nothing else is told");
+    // Ours is let go, and is told as gone to whoever watches what is held, though they began after it was.
+    let release = json!({ "machine": ours, "order": order("r", "3") });
+    api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
+    let mut late = watch(&api, &viewer, WatchMachinesRequest { filter, resume }).await?;
+    assert_eq!(next_machine(&mut late).await?, (ours.to_string(), None));
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_have_a_bound_and_none_goes_on_after_long() -> anyhow::Result<()> {
+    let api = Api::start_with("api_watch_bounds", |settings| settings.watches = 1).await?;
+    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
+    let resume = next(&mut stream).await??.resume;
+    let second = watch_on(api.channel(None).await?, &viewer, WatchMachinesRequest::default()).await?;
+    assert_eq!(second.err().context("a second watch")?.code(), Code::ResourceExhausted);
+    drop(stream);
+    let end = std::time::Instant::now() + PATIENCE;
+    let mut again = loop {
+        let request = WatchMachinesRequest { resume: resume.clone(), ..Default::default() };
+        match watch_on(api.channel(None).await?, &viewer, request).await? {
+            Ok(stream) => break stream,
+            Err(_) => anyhow::ensure!(std::time::Instant::now() < end, "the first watch never ends"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    };
+    assert!(matches!(next(&mut again).await??.what, Some(What::Quiet(_))));
+    drop(again);
+    api.database.advance(std::time::Duration::from_hours(2)).await?;
+    let end = std::time::Instant::now() + PATIENCE;
+    let refused = loop {
+        let request = WatchMachinesRequest { resume: resume.clone(), ..Default::default() };
+        match watch_on(api.channel(None).await?, &viewer, request).await? {
+            Ok(mut stream) => break next(&mut stream).await?.err().context("it goes on")?,
+            Err(_) => anyhow::ensure!(std::time::Instant::now() < end, "the first watch never ends"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    };
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
     api.stop().await
 }
 
