@@ -145,7 +145,10 @@ async fn every_shepherd_gives_the_same_answer() -> anyhow::Result<()> {
         for server in [api.server.local_addr, other.local_addr] {
             let mut answer = api.call_at(server, Some(&admin.token), rpc, body.clone()).await?.ok()?;
             // The moment it was asked at.
-            answer.as_object_mut().context("an object")?.remove("at");
+            let fields = answer.as_object_mut().context("an object")?;
+            fields.remove("at");
+            // They say how long ago somebody did something.
+            fields.remove("notes");
             answers.push(answer);
         }
         assert_eq!(answers[0], answers[1], "{rpc}");
