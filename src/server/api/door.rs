@@ -199,7 +199,8 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Status> {
     token.map(Some).ok_or_else(|| unauthenticated("the header `authorization` must be `Bearer TOKEN`"))
 }
 
-fn key_of_address(address: IpAddr) -> [u8; 32] {
+/// What an address is counted by.
+pub(super) fn key_of_address(address: IpAddr) -> [u8; 32] {
     let mut key = [0; 32];
     match address.to_canonical() {
         IpAddr::V4(address) => key[..4].copy_from_slice(&address.octets()),
