@@ -40,6 +40,7 @@ mod recovery;
 mod roleserver;
 mod rotation;
 mod secrets;
+mod shell;
 mod simulator;
 mod small_memory;
 mod sshd;
