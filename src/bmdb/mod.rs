@@ -14,6 +14,8 @@
 //! * A **heartbeat** is stored in groups (`group_commit`) as long as it changes nothing but a time, and
 //!   else judged singly (`heartbeat`).
 //! * An **intent** ([`intent`]) records an outward action before it is taken.
+//! * What is counted stands in one book ([`metric_book`], [`metrics`]); the fleet is counted once a minute
+//!   ([`sample`]).
 //! * What is old is deleted by [`retention`], which lists every table with its bound; [`storage`] looks at
 //!   what the database itself leaves behind.
 //!
@@ -27,6 +29,7 @@
 //!   dropped half-way ([`connection::Bmdb::transact`]).
 //! * Statements stand in `sql/`, one a file, checked when this is compiled.
 
+mod attempt;
 pub mod change;
 pub mod claim;
 pub mod connection;
@@ -45,10 +48,13 @@ pub mod inspect;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
+mod left_phases;
 pub mod live;
+pub mod metric_book;
 pub mod metrics;
 mod newer_fence;
 pub mod policy;
+mod pool_use;
 pub mod postgres_programs;
 pub mod private_postgres;
 mod private_postgres_directory;
@@ -57,6 +63,7 @@ pub mod reaper;
 mod renewal;
 pub mod restore;
 pub mod retention;
+pub mod sample;
 pub mod schedule;
 #[cfg(feature = "shepherd")]
 pub mod secret;

@@ -16,8 +16,9 @@
 //! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
 //! | `intent` | what is settled within it, and what is open |
 //! | `session` | what is closed within it, and what is open or holds something |
+//! | `fleet_sample` | one a minute for thirty days |
 //!
-//! The last three are the ones that time alone makes grow, and [`Bmdb::forget`] is what keeps them to
+//! The last four are the ones that time alone makes grow, and [`Bmdb::forget`] is what keeps them to
 //! their bounds. A machine that left is kept: its row is what refuses whoever comes back with its name.
 //!
 //! # What is never deleted
@@ -50,10 +51,11 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 29] = [
+pub const TABLES: [&str; 30] = [
     "bmdb_identity",
     "brake",
     "fleet_listening",
+    "fleet_sample",
     "history",
     "intent",
     "machine",
@@ -88,6 +90,9 @@ pub const BATCH: i64 = 1_000;
 /// A thousand years: what is subtracted from now must be a moment that a database can write.
 const LONGEST_KEPT_MS: i64 = 1_000 * 365 * 86_400_000;
 
+/// How long counts of the fleet are kept: thirty days, whatever the policy says of history.
+const SAMPLES_KEPT_MS: i64 = 30 * 86_400_000;
+
 /// What time alone makes grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retained {
@@ -97,11 +102,13 @@ pub enum Retained {
     Intents,
     /// Closed sessions.
     Sessions,
+    /// Counts of the fleet.
+    Samples,
 }
 
 impl Retained {
     /// In the order in which they are deleted: history names sessions.
-    pub const ALL: [Self; 3] = [Self::History, Self::Intents, Self::Sessions];
+    pub const ALL: [Self; 4] = [Self::History, Self::Intents, Self::Sessions, Self::Samples];
 
     /// Its table.
     #[must_use]
@@ -110,13 +117,14 @@ impl Retained {
             Self::History => "history",
             Self::Intents => "intent",
             Self::Sessions => "session",
+            Self::Samples => "fleet_sample",
         }
     }
 }
 
 impl Bmdb {
-    /// Deletes the oldest rows of `what` that are older than the policy's retention time, about `most`
-    /// of them. Returns how many: fewer than `most` means that no more are old, or that somebody else is
+    /// Deletes the oldest rows of `what` that are older than they are kept, by the policy's retention time or their
+    /// own, about `most` of them. Returns how many: fewer than `most` means that no more are old, or that somebody else is
     /// deleting them at this moment.
     pub async fn forget(&self, what: Retained, most: i64) -> Result<u64, BmdbError> {
         // By the row: a process whose policy is of yesterday could delete what is to be kept since.
@@ -147,6 +155,16 @@ impl Bmdb {
                 self.statement("deleting old sessions", move |connection| {
                     Box::pin(async move {
                         sqlx::query_file!("sql/retention/sessions.sql", kept, most).execute(connection).await
+                    })
+                })
+                .await
+            }
+            Retained::Samples => {
+                self.statement("deleting old counts of the fleet", move |connection| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/retention/samples.sql", SAMPLES_KEPT_MS, most)
+                            .execute(connection)
+                            .await
                     })
                 })
                 .await

@@ -12,6 +12,7 @@ pub mod brake;
 pub mod breaker;
 pub mod disturb;
 pub mod facts;
+pub mod fleet_sample;
 pub mod host_key;
 pub mod ids;
 pub mod issues;
