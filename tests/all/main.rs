@@ -42,6 +42,7 @@ mod secrets;
 mod simulator;
 mod small_memory;
 mod sshd;
+mod stuck;
 mod takeover;
 mod test_database;
 mod two_shepherds;
