@@ -183,12 +183,14 @@ fn every_command_of_the_readme_can_be_judged() {
     std::fs::copy(source::root().join("tools/readme-check"), place.path("tools/readme-check")).unwrap();
     let readme = source::read(&source::root().join("README.md")).unwrap();
     for (promise, expected) in [
-        ("\n```\nshepherd demo --magic\n```\n", "not ok     0s  shepherd demo --magic: "),
-        ("\nThen run `make money`.\n", "not ok     0s  make money: "),
-        ("\n| become rich | `tools/mint` |\n", "not ok     0s  tools/mint: "),
+        ("\n```\nshepherd demo --magic\n```\n", "s  shepherd demo --magic: "),
+        ("\nThen run `make money`.\n", "s  make money: "),
+        ("\n| become rich | `tools/mint` |\n", "s  tools/mint: "),
     ] {
         place.write("README.md", format!("{readme}{promise}")).unwrap();
         let (known, said) = list(&place.path(""));
-        assert!(!known && said.contains(expected), "{promise}: {said}");
+        // How many seconds it took stands between the two, and a busy host's are more than none.
+        let refused = said.lines().any(|line| line.starts_with("not ok ") && line.contains(expected));
+        assert!(!known && refused, "{promise}: {said}");
     }
 }
