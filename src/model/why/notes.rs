@@ -139,7 +139,8 @@ fn disagreement(lane: &LaneView, due: &Due, policy_version: i64) -> Option<Strin
     }
     if lane.rules_version < i64::from(RULES_VERSION) {
         return Some(
-            "its schedule was computed by an older release; the next sweep brings it up to date".to_owned(),
+            "its schedule was computed by an older release; a shepherd of this one brings it up to date"
+                .to_owned(),
         );
     }
     if lane.policy_version != policy_version {
