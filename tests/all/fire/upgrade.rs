@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use shepherd::bmdb::setup::known_version;
 use shepherd::model::schedule::RULES_VERSION;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
@@ -31,6 +31,13 @@ fn previous(what: &str) -> Result<i64> {
     let text = include_str!("../../upgrade/previous");
     let line = text.lines().find_map(|line| line.strip_prefix(what)).context("a line of that name")?;
     Ok(line.trim().parse()?)
+}
+
+/// What the release before this one calls a mode of the database that has another name by now.
+fn previous_name_of(dialect: &str) -> Option<&'static str> {
+    let text = include_str!("../../upgrade/previous");
+    let mut renamed = text.lines().filter_map(|line| line.strip_prefix("dialect ")?.split_once(" was "));
+    renamed.find(|(now, _)| *now == dialect).map(|(_, before)| before)
 }
 
 /// Tables are made, and found, in `public` first, as in a database without the test clock.
@@ -186,7 +193,8 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
     sqlx::raw_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public").execute(&mut connection).await?;
     connection.close().await?;
     let (first, second) = (endpoint()?, endpoint()?);
-    let old_program = || Otherwise { program: Some(program.clone()), ..Otherwise::default() };
+    let dialect = previous_name_of(fleet.database.mode().dialect().as_str());
+    let old_program = || Otherwise { program: Some(program.clone()), dialect, ..Otherwise::default() };
     let old_endpoints = [first.clone(), second.clone()];
     let mut old = fleet.shepherd_otherwise(old_program(), "old", &old_endpoints, &FLAGS)?;
     let deadline = Instant::now() + PATIENCE;
@@ -196,7 +204,10 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
         if made && count(&fleet, ready).await? >= 5 {
             break;
         }
-        ensure!(Instant::now() < deadline, "the old one makes nothing Ready\n{}", fleet.explain().await?);
+        ensure!(Instant::now() < deadline, "the old one makes nothing Ready:\n{}", fleet.said_by("old")?);
+        if let Some(status) = old.ended()? {
+            bail!("the old one ended: {status}\n{}", fleet.said_by("old")?);
+        }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(schema(&fleet).await?, previous("schema ")?);

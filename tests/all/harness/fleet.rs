@@ -48,6 +48,8 @@ struct FaultLine {
 pub(crate) struct Otherwise {
     /// Another program than this release's.
     pub(crate) program: Option<PathBuf>,
+    /// What that program calls the mode of the database, where it is another name.
+    pub(crate) dialect: Option<&'static str>,
     /// What stands in its environment besides.
     pub(crate) environment: Vec<(&'static str, OsString)>,
 }
@@ -170,7 +172,8 @@ impl Fleet {
         let log = self.log_of(name);
         self.logs.lock().unwrap_or_else(PoisonError::into_inner).push(log.clone());
         let program = otherwise.program.unwrap_or_else(|| env!("CARGO_BIN_EXE_shepherd").into());
-        let mut command = self.command(program, name, endpoints, flags)?;
+        let dialect = otherwise.dialect.unwrap_or(self.database.mode().dialect().as_str());
+        let mut command = self.command(program, dialect, name, endpoints, flags)?;
         command.envs(otherwise.environment);
         Program::spawn_logged(&mut command, &log)
     }
@@ -184,14 +187,22 @@ impl Fleet {
     ) -> Result<Command> {
         let provider = ["--provider", "simulated", "--simulated_url", &self.url];
         let program = env!("CARGO_BIN_EXE_shepherd").into();
-        self.command(program, name, endpoints, &[provider.as_slice(), flags].concat())
+        let dialect = self.database.mode().dialect().as_str();
+        self.command(program, dialect, name, endpoints, &[provider.as_slice(), flags].concat())
     }
 
-    fn command(&self, program: PathBuf, name: &str, endpoints: &[String], flags: &[&str]) -> Result<Command> {
+    fn command(
+        &self,
+        program: PathBuf,
+        dialect: &str,
+        name: &str,
+        endpoints: &[String],
+        flags: &[&str],
+    ) -> Result<Command> {
         let mut command = guarded(program);
         // By the environment, as a password would be.
         command.env("SHEPHERD_BMDB_URL", &self.bmdb_url).args(["--provider_name", "sim"]);
-        command.args(["--bmdb_dialect", self.database.mode().dialect().as_str()]);
+        command.args(["--bmdb_dialect", dialect]);
         command.arg("--agent_listen_address").arg(endpoints.first().context("an endpoint")?);
         for endpoint in endpoints {
             command.arg("--agent_endpoint").arg(endpoint);
