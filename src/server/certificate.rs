@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures::future::BoxFuture;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
@@ -52,13 +53,19 @@ pub enum CertificateSource {
 pub struct RenewalClock {
     /// Time between two looks.
     pub look_again: Duration,
+    /// Waits for that long.
+    pub pause: Arc<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>,
     /// This host's clock: certificates are for those who read clocks of their own.
     pub now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
 }
 
 impl Default for RenewalClock {
     fn default() -> Self {
-        Self { look_again: Duration::from_hours(1), now: Arc::new(SystemTime::now) }
+        Self {
+            look_again: Duration::from_hours(1),
+            pause: Arc::new(|pause| Box::pin(tokio::time::sleep(pause))),
+            now: Arc::new(SystemTime::now),
+        }
     }
 }
 
@@ -121,7 +128,7 @@ impl Certificate {
 
     /// Replaces the certificate whenever that is due, until `stop`.
     pub async fn keep_fresh(mut self, clock: RenewalClock, stop: CancellationToken) {
-        while stop.run_until_cancelled(tokio::time::sleep(clock.look_again)).await.is_some() {
+        while stop.run_until_cancelled((clock.pause)(clock.look_again)).await.is_some() {
             if let Err(error) = self.refresh((clock.now)(), clock.look_again) {
                 tracing::warn!(%error, "the callback server goes on with the certificate it has");
             }

@@ -502,6 +502,7 @@ async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> an
             counted.fetch_add(1, Ordering::SeqCst);
             *time.borrow()
         }),
+        ..RenewalClock::default()
     };
     let listener = Listener::start(&database, settings).await?;
     let pool = database.pool().await?;

@@ -2,10 +2,11 @@
 //! pair signed itself and so is its own authority.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
+use futures::future::BoxFuture;
 use shepherd::model::time::Span;
 use shepherd::proto::hardware::v1::HardwareReport;
 use shepherd::roleserver::agent::{Agent, Event};
@@ -13,6 +14,7 @@ use shepherd::roleserver::clock::HostClock;
 use shepherd::roleserver::connection::{client_config, connect};
 use shepherd::roleserver::enrolment::Settings;
 use shepherd::server::certificate::{CertificateSource, RenewalClock};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -55,18 +57,27 @@ impl Seen {
     }
 }
 
-/// A clock whose looks come one by one, each when the test says so.
-fn looks() -> (mpsc::Sender<()>, RenewalClock) {
-    let (permit, permits) = mpsc::channel();
-    let permits = Mutex::new(permits);
-    let now = move || {
-        // Whoever waits here when the test ends goes on.
-        if let Ok(permits) = permits.lock() {
-            let _ = permits.recv();
-        }
-        SystemTime::now()
+/// A clock whose looks come one by one, each when the test says so. Whoever waits for one waits as a task: a thread of
+/// the runtime that blocked here could be the one that looks after its sockets, and every connection of the test
+/// would stand still with it.
+fn looks() -> (mpsc::UnboundedSender<()>, RenewalClock) {
+    let (permit, permits) = mpsc::unbounded_channel();
+    let permits = Arc::new(tokio::sync::Mutex::new(permits));
+    let pause = move |_| -> BoxFuture<'static, ()> {
+        let permits = permits.clone();
+        Box::pin(async move {
+            if permits.lock().await.recv().await.is_none() {
+                // The test is over, and its server is being stopped.
+                std::future::pending::<()>().await;
+            }
+        })
     };
-    (permit, RenewalClock { look_again: Duration::from_millis(50), now: Arc::new(now) })
+    let clock = RenewalClock {
+        look_again: Duration::from_millis(50),
+        pause: Arc::new(pause),
+        now: Arc::new(SystemTime::now),
+    };
+    (permit, clock)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -75,7 +86,6 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
     let directory = tempfile::tempdir()?;
     let first = write_pair(directory.path())?;
     let (look, renewal) = looks();
-    look.send(())?;
     let mut settings = settings(directory.path())?;
     settings.renewal = renewal;
     settings.certificate = CertificateSource::Files {
