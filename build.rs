@@ -1,13 +1,27 @@
 //! Generates the gRPC contracts from `proto/` without a system `protoc`.
 
 use std::error::Error;
+use std::path::PathBuf;
+
+const CONTRACTS: [&str; 4] = [
+    "shepherd/agent/v1/agent.proto",
+    "shepherd/fleet/v1/access.proto",
+    "shepherd/fleet/v1/fleet.proto",
+    "shepherd/fleet/v1/machines.proto",
+];
+/// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them.
+const TOLD: &[&str] = CONTRACTS.split_at(1).1;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     println!("cargo:rerun-if-changed=migrations");
-    let descriptors = protox::compile(["shepherd/agent/v1/agent.proto"], ["proto"])?;
+    let descriptors = protox::compile(CONTRACTS, ["proto"])?;
     tonic_prost_build::configure()
         .codec_path("crate::proto::codec::BoundedCodec")
         .compile_fds(descriptors)?;
+    let mut told = protox::Compiler::new(["proto"])?;
+    told.include_imports(true).include_source_info(true).open_files(TOLD)?;
+    let directory = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(directory.join("fleet_descriptors.bin"), told.encode_file_descriptor_set())?;
     Ok(())
 }

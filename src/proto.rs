@@ -20,6 +20,27 @@ pub mod agent {
     }
 }
 
+/// `shepherd.fleet.v1`: what operators ask and order.
+#[cfg(any(feature = "shepherd", feature = "shepherdctl"))]
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::pedantic,
+    unreachable_pub,
+    reason = "generated; the documentation stands in the .proto files"
+)]
+pub mod fleet {
+    /// First version.
+    pub mod v1 {
+        tonic::include_proto!("shepherd.fleet.v1");
+    }
+
+    /// The services above with their messages and comments, as a `FileDescriptorSet`.
+    #[cfg(feature = "shepherd")]
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fleet_descriptors.bin"));
+}
+
 /// `shepherd.hardware.v1`: what a machine is made of.
 #[allow(
     missing_docs,

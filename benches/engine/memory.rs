@@ -89,6 +89,7 @@ impl Site {
             "--provisioner_reconciler_rate=1s,1",
             "--provisioner_device_creation_rate=1ms,1000",
             "--initializer_db_query_rate=1ms,1000",
+            "--api_listen_address=127.0.0.1:0",
             // A machine is being made for half a second, and not for a minute.
             "--update_interval_unstable=1s",
             "--updater_loop_parallelism=4",

@@ -89,6 +89,40 @@ pub enum BmdbError {
         /// The panic's text.
         reason: String,
     },
+    /// Looking took longer than somebody on the network may look. Nothing was changed.
+    #[error("reading was given up after {limit:?}, because the database is busy; ask again, or for less")]
+    LookedTooLong {
+        /// How long it may take.
+        limit: Duration,
+    },
+    /// The machine is not as whoever gave an order saw it. Nothing was done.
+    #[error(
+        "{machine} is at version {found} by now, and the order was for version {expected}; look again, and decide anew"
+    )]
+    OtherVersion {
+        /// The machine.
+        machine: String,
+        /// Its version.
+        found: i64,
+        /// The version that the order was for.
+        expected: i64,
+    },
+    /// An idempotency key was used before for something else. Nothing was done.
+    #[error(
+        "the idempotency key {key:?} was given before with another order; give each order a key of its own"
+    )]
+    KeyOfAnotherOrder {
+        /// The key.
+        key: String,
+    },
+    /// The same order was given several times at once; one of them was carried out.
+    #[error(
+        "the same order was given more than once at this moment; give it again to hear what became of it"
+    )]
+    OrderedAtOnce,
+    /// No such credential.
+    #[error("the BMDB knows no credential {0}; `shepherdctl tokens get` lists those it knows")]
+    NoSuchCredential(String),
     /// What stands in the database cannot be.
     #[error("the BMDB holds something that cannot be: {0}")]
     Corrupt(String),
@@ -138,6 +172,8 @@ impl BmdbError {
             Self::Unreachable { .. }
             | Self::UnknownOutcome(_)
             | Self::Conflict { .. }
+            | Self::LookedTooLong { .. }
+            | Self::OrderedAtOnce
             | Self::Task { .. } => true,
             Self::Statement { source, .. } => may_pass(source),
             _ => false,

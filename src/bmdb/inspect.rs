@@ -26,14 +26,13 @@ use crate::bmdb::policy::policy_of_version;
 use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
 use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName, MachineView};
-use crate::model::phase::Phase;
 use crate::model::time::Timestamp;
 
 const BEGIN: &str = include_str!("../../sql/inspect/begin.sql");
 const WHAT: &str = "reading what to show";
 
 /// A line of the list of machines.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MachineLine {
     /// Its names.
     #[serde(flatten)]
@@ -56,17 +55,6 @@ pub struct MachineLine {
     pub ready_at: Option<Timestamp>,
     /// Why that and not earlier.
     pub reason: String,
-}
-
-/// Where a list of machines goes on: after this machine of this phase and provider.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cursor {
-    /// Phase.
-    pub phase: String,
-    /// Provider.
-    pub provider: String,
-    /// Id.
-    pub machine: Uuid,
 }
 
 /// A line of history.
@@ -192,32 +180,33 @@ impl Bmdb {
         let bmdb = self.clone();
         self.inspect(move |tx| {
             let bmdb = bmdb.clone();
-            Box::pin(async move {
-                let snapshot = read(tx, machine).await?;
-                let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
-                let lanes = lanes(tx, machine).await?;
-                let host_keys = host_keys(tx, machine).await?;
-                let brakes = brakes(tx).await?;
-                let open_sessions = sqlx::query_file_scalar!("sql/inspect/open_sessions.sql")
-                    .fetch_one(&mut *tx)
-                    .await
-                    .doing(WHAT)?;
-                let newer_fence = newer_fence_of(tx, machine).await?;
-                Ok(MachineView {
-                    facts: snapshot.facts,
-                    at: snapshot.now,
-                    policy,
-                    policy_version: snapshot.policy_version,
-                    lanes,
-                    host_keys,
-                    brakes,
-                    open_sessions,
-                    newer_fence,
-                })
-            })
+            Box::pin(async move { view(&bmdb, tx, machine).await })
         })
         .await
     }
+}
+
+/// Everything that decides about one machine, at the moment of this transaction.
+pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Result<MachineView, BmdbError> {
+    let snapshot = read(tx, machine).await?;
+    let policy = policy_of_version(bmdb, tx, snapshot.policy_version).await?;
+    let lanes = lanes(tx, machine).await?;
+    let host_keys = host_keys(tx, machine).await?;
+    let brakes = brakes(tx).await?;
+    let open_sessions =
+        sqlx::query_file_scalar!("sql/inspect/open_sessions.sql").fetch_one(&mut *tx).await.doing(WHAT)?;
+    let newer_fence = newer_fence_of(tx, machine).await?;
+    Ok(MachineView {
+        facts: snapshot.facts,
+        at: snapshot.now,
+        policy,
+        policy_version: snapshot.policy_version,
+        lanes,
+        host_keys,
+        brakes,
+        open_sessions,
+        newer_fence,
+    })
 }
 
 /// The database's clock.
@@ -277,54 +266,6 @@ pub async fn machines_near(
             machine: row.machine_id,
             provider: row.provider,
             provider_id: row.provider_id,
-        })
-        .collect())
-}
-
-/// Every (phase, provider) that has a machine, phases in the order of a machine's life. Phases that
-/// only a newer release knows come last.
-pub async fn classes(tx: &mut PgConnection) -> Result<Vec<(String, String)>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/classes.sql").fetch_all(tx).await.doing(WHAT)?;
-    let mut classes: Vec<(String, String)> =
-        rows.into_iter().map(|row| (row.phase_index, row.provider)).collect();
-    classes.sort_by_cached_key(|class| (order_of(&class.0), class.clone()));
-    Ok(classes)
-}
-
-/// Where a phase stands in lists.
-#[must_use]
-pub fn order_of(phase: &str) -> usize {
-    Phase::ALL.iter().position(|known| known.as_str() == phase).unwrap_or(Phase::ALL.len())
-}
-
-/// A page of the machines of one phase and provider, from the one after `after`.
-pub async fn machines_of_class(
-    tx: &mut PgConnection,
-    (phase, provider): (&str, &str),
-    after: Uuid,
-    limit: i64,
-) -> Result<Vec<MachineLine>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/machines.sql", phase, provider, after, limit)
-        .fetch_all(tx)
-        .await
-        .doing(WHAT)?;
-    Ok(rows
-        .into_iter()
-        .map(|row| MachineLine {
-            name: MachineName {
-                machine: row.machine_id,
-                provider: Some(row.provider).filter(|provider| !provider.is_empty()),
-                provider_id: row.provider_id,
-            },
-            phase: row.phase,
-            phase_since: row.phase_since,
-            address: row.address,
-            location: row.location,
-            heartbeat_at: row.heartbeat_at,
-            working: row.working,
-            process: row.process,
-            ready_at: row.ready_at,
-            reason: row.reason,
         })
         .collect())
 }

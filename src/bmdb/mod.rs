@@ -14,6 +14,8 @@
 //! * A **heartbeat** is stored in groups (`group_commit`) as long as it changes nothing but a time, and
 //!   else judged singly (`heartbeat`).
 //! * An **intent** ([`intent`]) records an outward action before it is taken.
+//! * An **order** of an operator ([`action`], [`audit`]) is carried out once and written down in the same
+//!   transaction; whose it is, a [`credential`] says.
 //! * What is old is deleted by [`retention`], which lists every table with its bound; [`storage`] looks at
 //!   what the database itself leaves behind.
 //!
@@ -27,13 +29,17 @@
 //!   dropped half-way ([`connection::Bmdb::transact`]).
 //! * Statements stand in `sql/`, one a file, checked when this is compiled.
 
+pub mod action;
+pub mod audit;
 pub mod change;
 pub mod claim;
 pub mod connection;
+pub mod credential;
 mod ending;
 pub mod error;
 pub mod evidence;
 pub mod facts;
+pub mod find;
 pub mod fleet;
 pub mod fleet_view;
 #[cfg(feature = "shepherd")]
@@ -45,7 +51,9 @@ pub mod inspect;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
+pub mod listing;
 pub mod live;
+pub mod look;
 pub mod metrics;
 mod newer_fence;
 pub mod policy;
@@ -67,5 +75,6 @@ pub mod storage;
 pub mod sweeper;
 pub mod tags;
 pub mod url;
+pub mod waiting;
 pub mod wakeup;
 pub mod work;

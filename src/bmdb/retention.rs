@@ -16,8 +16,10 @@
 //! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
 //! | `intent` | what is settled within it, and what is open |
 //! | `session` | what is closed within it, and what is open or holds something |
+//! | `audit` | what was ordered within it |
+//! | `access_credential` | one per credential an admin ever made |
 //!
-//! The last three are the ones that time alone makes grow, and [`Bmdb::forget`] is what keeps them to
+//! `history`, `intent`, `session` and `audit` are the ones that time alone makes grow, and [`Bmdb::forget`] is what keeps them to
 //! their bounds. A machine that left is kept: its row is what refuses whoever comes back with its name.
 //!
 //! # What is never deleted
@@ -50,7 +52,9 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 29] = [
+pub const TABLES: [&str; 31] = [
+    "access_credential",
+    "audit",
     "bmdb_identity",
     "brake",
     "fleet_listening",
@@ -97,11 +101,13 @@ pub enum Retained {
     Intents,
     /// Closed sessions.
     Sessions,
+    /// Orders that were carried out.
+    Audit,
 }
 
 impl Retained {
     /// In the order in which they are deleted: history names sessions.
-    pub const ALL: [Self; 3] = [Self::History, Self::Intents, Self::Sessions];
+    pub const ALL: [Self; 4] = [Self::History, Self::Intents, Self::Sessions, Self::Audit];
 
     /// Its table.
     #[must_use]
@@ -110,6 +116,7 @@ impl Retained {
             Self::History => "history",
             Self::Intents => "intent",
             Self::Sessions => "session",
+            Self::Audit => "audit",
         }
     }
 }
@@ -139,6 +146,14 @@ impl Bmdb {
                 self.statement("deleting old intents", move |connection| {
                     Box::pin(async move {
                         sqlx::query_file!("sql/retention/intents.sql", kept, most).execute(connection).await
+                    })
+                })
+                .await
+            }
+            Retained::Audit => {
+                self.statement("deleting old orders", move |connection| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/retention/audit.sql", kept, most).execute(connection).await
                     })
                 })
                 .await

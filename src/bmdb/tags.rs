@@ -5,7 +5,10 @@
 //! program that has never heard of it. This is the one place that builds a
 //! statement at run time: the table's name, quoted, goes into a template.
 
+use std::collections::HashSet;
+
 use sqlx::{AssertSqlSafe, PgConnection};
+use uuid::Uuid;
 
 use crate::bmdb::connection::Doing;
 use crate::bmdb::error::BmdbError;
@@ -13,6 +16,7 @@ use crate::bmdb::inspect::{Tag, TagColumn};
 use crate::model::ids::MachineId;
 
 const ROW: &str = include_str!("../../sql/inspect/tag_row.sql");
+const TAGGED: &str = include_str!("../../sql/inspect/tagged.sql");
 const WHAT: &str = "reading facts by reflection";
 
 /// Every fact that the BMDB holds about a machine, in the order of table names.
@@ -42,6 +46,20 @@ pub async fn tags(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<Tag>,
         }
     }
     Ok(tags)
+}
+
+/// Which of `machines` have the fact `tag`, the name of its table without `machine_`. None have a fact of
+/// which there is no table.
+pub async fn tagged(tx: &mut PgConnection, tag: &str, machines: &[Uuid]) -> Result<HashSet<Uuid>, BmdbError> {
+    let table = format!("machine_{tag}");
+    let rows = sqlx::query_file!("sql/inspect/tags.sql").fetch_all(&mut *tx).await.doing(WHAT)?;
+    if !rows.iter().any(|row| row.table_name == table) {
+        return Ok(HashSet::new());
+    }
+    let statement = TAGGED.replace("{table}", &quoted(&table));
+    let found: Vec<Uuid> =
+        sqlx::query_scalar(AssertSqlSafe(statement)).bind(machines).fetch_all(&mut *tx).await.doing(WHAT)?;
+    Ok(found.into_iter().collect())
 }
 
 /// A name as an identifier, whatever stands in it.

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, builder::PossibleValuesParser};
+use uuid::Uuid;
 
 use crate::bmdb::connection::Dialect;
 use crate::cli::output::Output;
+use crate::cli::tokens::span;
+use crate::model::access::Role;
 use crate::model::facts::HoldScope;
 use crate::model::phase::Phase;
 use crate::model::process::Process;
@@ -64,6 +67,21 @@ pub struct Cli {
     )]
     pub bmdb_dialect: Dialect,
 
+    /// Ask the database itself, and not a context's API
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
+    pub direct: bool,
+
+    /// Ask the API of this context instead of the current one
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "SHEPHERD_CONTEXT",
+        hide_env_values = true,
+        global = true,
+        help_heading = EVERYWHERE
+    )]
+    pub context: Option<String>,
+
     /// How to answer
     #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true, help_heading = EVERYWHERE)]
     pub output: Output,
@@ -102,6 +120,76 @@ pub enum Command {
     /// Declare what the BMDB cannot know by itself
     #[command(subcommand)]
     Declare(Declare),
+    /// Make, list and revoke credentials for the API
+    #[command(subcommand)]
+    Tokens(Tokens),
+}
+
+/// What can be done with credentials.
+#[derive(Debug, Subcommand)]
+pub enum Tokens {
+    /// Make the first token, an admin's, in the database itself
+    Bootstrap(Bootstrap),
+    /// Make a token, or pin a client certificate
+    Create(CreateToken),
+    /// List credentials, newest first
+    Get,
+    /// End a credential at once
+    Revoke(RevokeToken),
+}
+
+/// The first token.
+#[derive(Debug, Args)]
+pub struct Bootstrap {
+    /// Whose it is [default: you]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// How long it is good, as 90d [default: until it is revoked]
+    #[arg(long = "expires_after", value_name = "SPAN", value_parser = span)]
+    pub expires_after: Option<Span>,
+    /// Write it into this new file, which only you may read, and not to standard output
+    #[arg(long = "output_file", value_name = "FILE")]
+    pub output_file: Option<PathBuf>,
+    /// Save a context of this name with it, and use that from now on
+    #[arg(long = "save_context", value_name = "NAME")]
+    pub save_context: Option<String>,
+}
+
+/// A credential to make.
+#[derive(Debug, Args)]
+pub struct CreateToken {
+    /// Whose it is: a person or a program
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// What they may do
+    #[arg(long, value_name = "ROLE", value_parser = PossibleValuesParser::new(Role::ALL.map(Role::as_str)))]
+    pub role: String,
+    /// Only the machines of this provider; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub provider: Vec<String>,
+    /// How long it is good, as 90d [default: until it is revoked]
+    #[arg(long = "expires_after", value_name = "SPAN", value_parser = span)]
+    pub expires_after: Option<Span>,
+    /// Pin this client certificate (PEM, Ed25519, signed by itself) instead of making a token
+    #[arg(long, value_name = "FILE")]
+    pub certificate: Option<PathBuf>,
+    /// Write the token into this new file, which only you may read, and not to standard output
+    #[arg(long = "output_file", value_name = "FILE")]
+    pub output_file: Option<PathBuf>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A credential to end.
+#[derive(Debug, Args)]
+pub struct RevokeToken {
+    /// Its UUID, as `tokens get` lists it
+    #[arg(value_name = "CREDENTIAL")]
+    pub credential: Uuid,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
 }
 
 /// What can be declared.

@@ -11,11 +11,12 @@ use serde_json::{Map, Value};
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::find::id_of;
 use crate::bmdb::inspect::{self, HistoryLine, Tag};
 use crate::bmdb::tags::tags;
 use crate::cli::error::CliError;
 use crate::cli::get::json;
-use crate::cli::machine::{find, id_of};
+use crate::cli::machine::find;
 use crate::cli::output::{Format, table, width};
 use crate::cli::{hardware, timeline};
 use crate::model::facts::MachineFacts;

@@ -11,6 +11,9 @@ pub enum CliError {
     /// The database.
     #[error("{}", .0.with_advice())]
     Bmdb(#[from] BmdbError),
+    /// What was asked for failed: a sentence.
+    #[error("{0}")]
+    Failed(String),
     /// The answer cannot be written.
     #[error("cannot write the answer: {0}")]
     Output(#[from] std::io::Error),
@@ -29,10 +32,11 @@ impl CliError {
             | Self::Bmdb(
                 BmdbError::Url { .. }
                 | BmdbError::NoSuchMachine(_)
+                | BmdbError::NoSuchCredential(_)
                 | BmdbError::NewerSchema { .. }
                 | BmdbError::OlderSchema { .. },
             ) => 2,
-            Self::Bmdb(_) | Self::Output(_) | Self::Json(_) => 1,
+            Self::Bmdb(_) | Self::Failed(_) | Self::Output(_) | Self::Json(_) => 1,
         }
     }
 }

@@ -3,20 +3,29 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::inspect::{self, Cursor, MachineLine, ProviderLine, SessionLine, WorkLine, order_of};
+use crate::bmdb::inspect::{self, MachineLine, ProviderLine, SessionLine, WorkLine};
+use crate::bmdb::listing::{Cursor, Filter, machines as machines_of};
 use crate::cli::command::Machines;
 use crate::cli::error::CliError;
 use crate::cli::output::{Format, table, width};
+use crate::cli::remote::{Remote, refused};
+use crate::cli::remote_read;
+use crate::cli::source::Source;
+use crate::model::access::Scope;
 use crate::model::machine_view::{BrakeLine, MachineName};
 use crate::model::telling::{relative, rough};
 use crate::model::time::{Timestamp, between};
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::machines_client::MachinesClient;
+use crate::proto::fleet::v1::providers_client::ProvidersClient;
+use crate::proto::fleet::v1::sessions_client::SessionsClient;
+use crate::proto::fleet::v1::work_client::WorkClient;
 
-/// Largest page read at once, so that no single statement is long.
-const PAGE: i64 = 1000;
+/// Most lines that the API answers at once.
+const API_PAGE: i32 = 500;
 
 #[derive(Serialize)]
 struct MachinesAnswer {
@@ -26,47 +35,11 @@ struct MachinesAnswer {
 }
 
 /// `get machines`: by phase in the order of a machine's life, then provider, then id.
-pub async fn machines(bmdb: &Bmdb, filters: &Machines, format: Format) -> Result<String, CliError> {
-    let limit = i64::from(filters.limit);
-    let after = filters.after.as_deref().map(read_cursor).transpose()?;
-    let (phases, wanted) = (filters.phase.clone(), filters.provider.clone());
-    let (mut machines, now) = bmdb
-        .inspect(move |tx| {
-            let (after, phases, wanted) = (after.clone(), phases.clone(), wanted.clone());
-            Box::pin(async move {
-                let now = inspect::now(tx).await?;
-                let mut machines: Vec<MachineLine> = Vec::new();
-                for (phase, provider) in inspect::classes(tx).await? {
-                    let asked = (phases.is_empty()
-                        || phases.iter().any(|asked| asked.eq_ignore_ascii_case(&phase)))
-                        && (wanted.is_empty() || wanted.contains(&provider));
-                    let Some(mut from) = start_of(&phase, &provider, after.as_ref()).filter(|_| asked) else {
-                        continue;
-                    };
-                    // One more than asked for tells whether there are more.
-                    loop {
-                        let missing = limit + 1 - i64::try_from(machines.len()).unwrap_or(i64::MAX);
-                        let page =
-                            inspect::machines_of_class(tx, (&phase, &provider), from, missing.min(PAGE));
-                        let page = page.await?;
-                        let full = page.len() == usize::try_from(missing.min(PAGE)).unwrap_or(0);
-                        from = page.last().map_or(from, |line| line.name.machine);
-                        machines.extend(page);
-                        if !full || machines.len() > usize::try_from(limit).unwrap_or(usize::MAX) {
-                            break;
-                        }
-                    }
-                    if machines.len() > usize::try_from(limit).unwrap_or(usize::MAX) {
-                        break;
-                    }
-                }
-                Ok::<_, BmdbError>((machines, now))
-            })
-        })
-        .await?;
-    let more = machines.len() > usize::try_from(limit).unwrap_or(usize::MAX);
-    machines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    let next = machines.last().filter(|_| more).map(write_cursor);
+pub async fn machines(source: &Source, filters: &Machines, format: Format) -> Result<String, CliError> {
+    let (machines, next, now) = match source {
+        Source::Direct(bmdb) => read_machines(bmdb, filters).await?,
+        Source::Api(remote) => ask_machines(remote, filters).await?,
+    };
     if format == Format::Json {
         return json(&MachinesAnswer { machines, next });
     }
@@ -77,6 +50,7 @@ pub async fn machines(bmdb: &Bmdb, filters: &Machines, format: Format) -> Result
     let headers = ["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "WHY"];
     let mut text = table(&headers, &rows, width());
     if let Some(next) = next {
+        let limit = filters.limit;
         let _ = write!(
             text,
             "\nfirst {limit}, and there are more: raise --limit, narrow with --phase or --provider, or go on with\n  \
@@ -84,6 +58,56 @@ pub async fn machines(bmdb: &Bmdb, filters: &Machines, format: Format) -> Result
         );
     }
     Ok(text)
+}
+
+/// Machines, where the list goes on, and when that was.
+type MachinesRead = (Vec<MachineLine>, Option<String>, Timestamp);
+
+async fn ask_machines(remote: &Remote, filters: &Machines) -> Result<MachinesRead, CliError> {
+    let limit = usize::try_from(filters.limit).unwrap_or(usize::MAX);
+    let mut client = MachinesClient::new(remote.service());
+    let (mut machines, mut token) = (Vec::new(), filters.after.clone().unwrap_or_default());
+    loop {
+        let missing = i32::try_from(limit.saturating_sub(machines.len())).unwrap_or(i32::MAX);
+        let request = v1::ListMachinesRequest {
+            filter: Some(v1::MachineFilter {
+                phases: filters.phase.clone(),
+                providers: filters.provider.clone(),
+                ..v1::MachineFilter::default()
+            }),
+            page_size: missing.min(API_PAGE),
+            page_token: token,
+        };
+        let page = client.list(request).await.map_err(refused)?.into_inner();
+        for line in page.machines {
+            machines.push(remote_read::machine(line)?);
+        }
+        token = page.next_page_token;
+        if token.is_empty() || machines.len() >= limit {
+            let next = Some(token).filter(|token| !token.is_empty());
+            return Ok((machines, next, remote_read::at(page.at, "its moment")?));
+        }
+    }
+}
+
+async fn read_machines(bmdb: &Bmdb, filters: &Machines) -> Result<MachinesRead, CliError> {
+    let limit = usize::try_from(filters.limit).unwrap_or(usize::MAX);
+    let after = filters.after.as_deref().map(read_cursor).transpose()?;
+    let filter =
+        Filter { phases: filters.phase.clone(), providers: filters.provider.clone(), ..Filter::default() };
+    let (page, now) = bmdb
+        .inspect(move |tx| {
+            let (after, filter) = (after.clone(), filter.clone());
+            Box::pin(async move {
+                let now = inspect::now(tx).await?;
+                let everything = Scope::Everything;
+                let page = machines_of(tx, &filter, &everything, after.as_ref(), limit, usize::MAX).await?;
+                Ok::<_, BmdbError>((page, now))
+            })
+        })
+        .await?;
+    let machines: Vec<MachineLine> = page.machines.into_iter().map(|listed| listed.line).collect();
+    Ok((machines, page.next.as_ref().map(Cursor::write), now))
 }
 
 fn machine_row(line: &MachineLine, now: Timestamp) -> Vec<String> {
@@ -104,35 +128,12 @@ fn machine_row(line: &MachineLine, now: Timestamp) -> Vec<String> {
     ]
 }
 
-/// Where to begin in a class, or `None` when the list has passed it.
-fn start_of(phase: &str, provider: &str, after: Option<&Cursor>) -> Option<Uuid> {
-    let Some(cursor) = after else { return Some(Uuid::nil()) };
-    let class = (order_of(phase), phase, provider);
-    match class.cmp(&(order_of(&cursor.phase), cursor.phase.as_str(), cursor.provider.as_str())) {
-        std::cmp::Ordering::Less => None,
-        std::cmp::Ordering::Equal => Some(cursor.machine),
-        std::cmp::Ordering::Greater => Some(Uuid::nil()),
-    }
-}
-
-fn write_cursor(line: &MachineLine) -> String {
-    let provider = line.name.provider.as_deref().unwrap_or_default();
-    format!("{}/{provider}/{}", line.phase, line.name.machine)
-}
-
-/// A provider's name may hold anything, the other two parts no slash.
 fn read_cursor(text: &str) -> Result<Cursor, CliError> {
-    text.split_once('/')
-        .and_then(|(phase, rest)| {
-            let (provider, machine) = rest.rsplit_once('/')?;
-            let machine = Uuid::try_parse(machine).ok()?;
-            Some(Cursor { phase: phase.to_owned(), provider: provider.to_owned(), machine })
-        })
-        .ok_or_else(|| {
-            CliError::Wrong(format!(
-                "{text:?} is no place in a list; --after takes what an earlier `get machines` ended with"
-            ))
-        })
+    Cursor::read(text).ok_or_else(|| {
+        CliError::Wrong(format!(
+            "{text:?} is no place in a list; --after takes what an earlier `get machines` ended with"
+        ))
+    })
 }
 
 #[derive(Serialize)]
@@ -142,18 +143,30 @@ struct SessionsAnswer {
 }
 
 /// `get sessions`.
-pub async fn sessions(bmdb: &Bmdb, limit: u32, format: Format) -> Result<String, CliError> {
-    let (mut sessions, now) = bmdb
-        .inspect(move |tx| {
-            Box::pin(async move {
-                Ok::<_, BmdbError>((
-                    inspect::sessions(tx, i64::from(limit) + 1).await?,
-                    inspect::now(tx).await?,
-                ))
-            })
-        })
-        .await?;
-    let more = drop_surplus(&mut sessions, limit);
+pub async fn sessions(source: &Source, limit: u32, format: Format) -> Result<String, CliError> {
+    let (sessions, more, now) = match source {
+        Source::Direct(bmdb) => {
+            let (mut sessions, now) = bmdb
+                .inspect(move |tx| {
+                    Box::pin(async move {
+                        Ok::<_, BmdbError>((
+                            inspect::sessions(tx, i64::from(limit) + 1).await?,
+                            inspect::now(tx).await?,
+                        ))
+                    })
+                })
+                .await?;
+            let more = drop_surplus(&mut sessions, limit);
+            (sessions, more, now)
+        }
+        Source::Api(remote) => {
+            let request = v1::ListSessionsRequest { page_size: page_of(limit) };
+            let said =
+                SessionsClient::new(remote.service()).list(request).await.map_err(refused)?.into_inner();
+            let sessions = said.sessions.into_iter().map(remote_read::session).collect::<Result<_, _>>()?;
+            (sessions, said.more, remote_read::at(said.at, "its moment")?)
+        }
+    };
     if format == Format::Json {
         return json(&SessionsAnswer { sessions, more });
     }
@@ -186,15 +199,28 @@ struct WorkAnswer {
 }
 
 /// `get work`.
-pub async fn work(bmdb: &Bmdb, limit: u32, format: Format) -> Result<String, CliError> {
-    let (mut work, now) = bmdb
-        .inspect(move |tx| {
-            Box::pin(async move {
-                Ok::<_, BmdbError>((inspect::work(tx, i64::from(limit) + 1).await?, inspect::now(tx).await?))
-            })
-        })
-        .await?;
-    let more = drop_surplus(&mut work, limit);
+pub async fn work(source: &Source, limit: u32, format: Format) -> Result<String, CliError> {
+    let (work, more, now) = match source {
+        Source::Direct(bmdb) => {
+            let (mut work, now) = bmdb
+                .inspect(move |tx| {
+                    Box::pin(async move {
+                        let work = inspect::work(tx, i64::from(limit) + 1).await?;
+                        Ok::<_, BmdbError>((work, inspect::now(tx).await?))
+                    })
+                })
+                .await?;
+            let more = drop_surplus(&mut work, limit);
+            (work, more, now)
+        }
+        Source::Api(remote) => {
+            let request = v1::ListWorkRequest { page_size: page_of(limit) };
+            let said = WorkClient::new(remote.service()).list(request).await.map_err(refused)?.into_inner();
+            let work: Vec<WorkLine> =
+                said.work.into_iter().map(remote_read::work).collect::<Result<_, _>>()?;
+            (work, said.more, remote_read::at(said.at, "its moment")?)
+        }
+    };
     if format == Format::Json {
         return json(&WorkAnswer { work, more });
     }
@@ -233,18 +259,29 @@ struct ProvidersAnswer {
 }
 
 /// `get providers`.
-pub async fn providers(bmdb: &Bmdb, format: Format) -> Result<String, CliError> {
-    let (providers, brakes, now) = bmdb
-        .inspect(|tx| {
-            Box::pin(async move {
-                Ok::<_, BmdbError>((
-                    inspect::providers(tx).await?,
-                    inspect::brakes(tx).await?,
-                    inspect::now(tx).await?,
-                ))
+pub async fn providers(source: &Source, format: Format) -> Result<String, CliError> {
+    let (providers, brakes, now): (Vec<ProviderLine>, Vec<BrakeLine>, Timestamp) = match source {
+        Source::Direct(bmdb) => {
+            bmdb.inspect(|tx| {
+                Box::pin(async move {
+                    Ok::<_, BmdbError>((
+                        inspect::providers(tx).await?,
+                        inspect::brakes(tx).await?,
+                        inspect::now(tx).await?,
+                    ))
+                })
             })
-        })
-        .await?;
+            .await?
+        }
+        Source::Api(remote) => {
+            let request = v1::ListProvidersRequest {};
+            let said =
+                ProvidersClient::new(remote.service()).list(request).await.map_err(refused)?.into_inner();
+            let brakes = said.brakes.into_iter().map(remote_read::brake).collect::<Result<_, _>>()?;
+            let providers = said.providers.into_iter().map(remote_read::provider).collect();
+            (providers, brakes, remote_read::at(said.at, "its moment")?)
+        }
+    };
     if format == Format::Json {
         return json(&ProvidersAnswer { providers, brakes });
     }
@@ -299,6 +336,11 @@ fn name_or_dash(name: &MachineName) -> String {
     if name.provider_id.is_some() { name.short() } else { "-".to_owned() }
 }
 
+/// As many lines of a list as the API answers at once.
+fn page_of(limit: u32) -> i32 {
+    i32::try_from(limit).unwrap_or(i32::MAX).min(API_PAGE)
+}
+
 /// Cuts the line that was read too many, and says whether there was one.
 fn drop_surplus<T>(lines: &mut Vec<T>, limit: u32) -> bool {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -316,38 +358,4 @@ pub fn json(answer: &impl Serialize) -> Result<String, CliError> {
     let mut text = serde_json::to_string_pretty(answer)?;
     text.push('\n');
     Ok(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cursor_reads_back_whatever_the_provider_is_called() {
-        let machine = Uuid::from_u128(7);
-        for provider in ["sim", "", "rack/a", "é"] {
-            let cursor = read_cursor(&format!("Ready/{provider}/{machine}")).unwrap();
-            assert_eq!(cursor, Cursor { phase: "Ready".into(), provider: provider.into(), machine });
-        }
-        for text in ["", "Ready", "Ready/sim", "Ready/sim/7"] {
-            assert!(read_cursor(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn list_goes_on_after_its_cursor() {
-        let machine = Uuid::from_u128(7);
-        let cursor = Cursor { phase: "Provided".into(), provider: "b".into(), machine };
-        for (phase, provider, expected) in [
-            ("New", "z", None),
-            ("Provided", "a", None),
-            ("Provided", "b", Some(machine)),
-            ("Provided", "c", Some(Uuid::nil())),
-            ("Ready", "a", Some(Uuid::nil())),
-            ("AsYetUnknown", "a", Some(Uuid::nil())),
-        ] {
-            assert_eq!(start_of(phase, provider, Some(&cursor)), expected, "{phase} {provider}");
-        }
-        assert_eq!(start_of("New", "a", None), Some(Uuid::nil()));
-    }
 }

@@ -1,13 +1,15 @@
-//! `shepherdctl`: the operators' command line, straight to the BMDB.
+//! `shepherdctl`: the operators' command line, through the fleet's API or straight to the BMDB.
 //!
 //! [`command`] is the grammar, one file a verb group does what it says, and
-//! [`run`] joins them. A command reads everything it shows in one transaction
-//! ([`crate::bmdb::connection::Bmdb::inspect`]), turns it into text by pure
-//! functions, and writes that at once. What changes something goes the way that
-//! every change goes: decided under the machine's lock, with a line of history
-//! that names who asked and why.
+//! [`run`] joins them. [`source`] decides who is asked: a context's API
+//! ([`contexts`], [`remote`]), or the database itself, which answers while no
+//! shepherd does. Either way the same types are filled ([`remote_read`]) and
+//! turned into text by the same pure functions, written at once. What changes
+//! something goes the way that every change goes: decided under the machine's
+//! lock, with a line of history and of the audit that name who asked and why.
 
 pub mod command;
+pub mod contexts;
 pub mod describe;
 pub mod error;
 pub mod get;
@@ -17,8 +19,12 @@ pub mod machine;
 pub mod operate;
 pub mod output;
 pub mod plan;
+pub mod remote;
+pub mod remote_read;
 pub mod restored;
 pub mod run;
+pub mod source;
 pub mod timeline;
+pub mod tokens;
 pub mod why;
 pub mod yaml;

@@ -1,54 +1,30 @@
-//! `hold`, `release`, `retry`, `allow`: what an operator may change.
+//! `hold`, `release`, `retry`, `allow`: what an operator may order, through the API or straight in the BMDB.
 //!
-//! Each decides under the machine's lock on what is known there, and leaves a
-//! line of history that names who asked and why. Who that is, is what the
-//! environment says; whoever may write to the BMDB is believed.
+//! Each is decided under the machine's lock on what is known there ([`crate::bmdb::action`]), and leaves a
+//! line of history and one of the audit that name who asked and why. The API knows who that is by the
+//! credential; in the BMDB it is what the environment says, because whoever may write there is believed.
 
 use serde::Serialize;
 
-use crate::bmdb::change::{FactChange, HostKeySource};
+use crate::bmdb::action::{self, Allowed, Done, Until, by, read_until};
+use crate::bmdb::audit::{Actor, Order, request_digest};
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::facts::Snapshot;
+use crate::bmdb::find::id_of;
 use crate::bmdb::work::Decision;
 use crate::cli::command::{AllowHostKey, Hold as HoldArguments, Release, Retry};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
-use crate::cli::machine::{find, id_of};
+use crate::cli::machine::find;
 use crate::cli::output::Format;
-use crate::model::facts::{Hold, HoldScope, MachineFacts};
+use crate::cli::remote::{Authorized, Remote, refused};
+use crate::cli::remote_read;
+use crate::cli::source::Source;
+use crate::cli::tokens::remote_order;
+use crate::model::facts::HoldScope;
 use crate::model::machine_view::MachineName;
-use crate::model::needs_human::Obstacle;
-use crate::model::process::{Lane, Process};
-use crate::model::telling::{absolute, relative};
-use crate::model::time::{Span, Timestamp, after};
-
-/// What became of a command.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-struct Done {
-    /// Whether anything is different now.
-    changed: bool,
-    /// A sentence.
-    said: String,
-}
-
-impl Done {
-    fn nothing(said: impl Into<String>) -> Decision<Self> {
-        Decision { answer: Self { changed: false, said: said.into() }, ..Decision::default() }
-    }
-
-    fn changed(
-        changes: Vec<FactChange>,
-        event: &str,
-        detail: String,
-        said: impl Into<String>,
-    ) -> Decision<Self> {
-        Decision {
-            changes,
-            events: vec![(event.to_owned(), detail)],
-            answer: Self { changed: true, said: said.into() },
-        }
-    }
-}
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::machines_client::MachinesClient;
 
 #[derive(Serialize)]
 struct DoneAnswer {
@@ -74,244 +50,162 @@ pub(crate) fn who() -> String {
     format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
 }
 
-pub(crate) fn by(who: &str, reason: Option<&str>) -> String {
-    reason.map_or_else(|| format!("by {who}"), |reason| format!("by {who}: {reason}"))
+/// Gives an order about a machine, as the API does, and tells what became of it.
+async fn order(
+    bmdb: &Bmdb,
+    name: MachineName,
+    rpc: &str,
+    reason: Option<&str>,
+    format: Format,
+    decide: impl Fn(&Snapshot) -> Decision<Done> + Send + Sync + 'static,
+) -> Result<String, CliError> {
+    let order = Order {
+        actor: Actor { name: who(), credential: None },
+        rpc: format!("shepherd.fleet.v1.Machines/{rpc}"),
+        target: name.short(),
+        reason: reason.unwrap_or_default().to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(&[]),
+    };
+    let carried = bmdb.order_machine(order, id_of(&name), decide).await?;
+    told(name, carried.done, format)
+}
+
+fn client(remote: &Remote) -> MachinesClient<Authorized> {
+    MachinesClient::new(remote.service())
+}
+
+/// The API wants a reason; where none was typed, the audit says so.
+fn reason_or_none(reason: Option<&str>) -> &str {
+    reason.filter(|reason| !reason.trim().is_empty()).unwrap_or("(no reason was given)")
+}
+
+/// Tells what became of an order through the API.
+fn carried(
+    said: Result<tonic::Response<v1::OrderResponse>, tonic::Status>,
+    format: Format,
+) -> Result<String, CliError> {
+    let said = said.map_err(refused)?.into_inner();
+    let done = Done { changed: said.changed, said: said.said };
+    told(remote_read::name(said.name)?, done, format)
 }
 
 /// `hold M`.
-pub async fn hold(bmdb: &Bmdb, arguments: &HoldArguments, format: Format) -> Result<String, CliError> {
-    let until = arguments.until.as_deref().map(read_until).transpose()?;
+pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) -> Result<String, CliError> {
+    let until = match arguments.until.as_deref() {
+        None => None,
+        Some(text) => Some(read_until(text).ok_or_else(|| {
+            CliError::Wrong(format!(
+                "--until {text:?} is neither a duration (2h, 30m, 1d) nor a moment (2026-11-20T18:00:00Z)"
+            ))
+        })?),
+    };
     let scope = HoldScope::ALL.into_iter().find(|scope| scope.as_str() == arguments.scope);
     let scope = scope.unwrap_or(HoldScope::Everything);
     if arguments.reason.trim().is_empty() {
         return Err(CliError::Wrong("--reason is empty; whoever asks `why` later will want to know".into()));
     }
+    let bmdb = match source {
+        Source::Direct(bmdb) => bmdb,
+        Source::Api(remote) => {
+            let request = v1::HoldRequest {
+                machine: arguments.machine.clone(),
+                order: Some(remote_order(&arguments.reason)),
+                scope: scope.as_str().to_owned(),
+                until: until.map(|until| match until {
+                    Until::After(span) => v1::hold_request::Until::After(span.to_string()),
+                    Until::At(moment) => v1::hold_request::Until::At(prost_types::Timestamp {
+                        seconds: moment.timestamp(),
+                        nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
+                    }),
+                }),
+            };
+            return carried(client(remote).hold(request).await, format);
+        }
+    };
     let (reason, who) = (arguments.reason.clone(), who());
     let name = find(bmdb, &arguments.machine).await?;
-    let done = bmdb
-        .change_machine(id_of(&name), move |snapshot| plan_hold(snapshot, scope, &reason, &who, until))
-        .await?;
-    told(name, done, format)
-}
-
-/// When a hold ends: after a while, or at a moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Until {
-    After(Span),
-    At(Timestamp),
-}
-
-fn read_until(text: &str) -> Result<Until, CliError> {
-    if let Ok(moment) = chrono::DateTime::parse_from_rfc3339(text) {
-        return Ok(Until::At(moment.to_utc()));
-    }
-    text.parse().map(Until::After).map_err(|_| {
-        CliError::Wrong(format!(
-            "--until {text:?} is neither a duration (2h, 30m, 1d) nor a moment (2026-11-20T18:00:00Z)"
-        ))
+    order(bmdb, name, "Hold", Some(&arguments.reason), format, move |snapshot| {
+        action::hold(snapshot, scope, &reason, &who, until)
     })
-}
-
-fn plan_hold(
-    snapshot: &Snapshot,
-    scope: HoldScope,
-    reason: &str,
-    who: &str,
-    until: Option<Until>,
-) -> Decision<Done> {
-    let now = snapshot.now;
-    let until = until.map(|until| match until {
-        Until::After(span) => after(now, span.0),
-        Until::At(moment) => moment,
-    });
-    if let Some(over) = until.filter(|until| *until <= now) {
-        return Done::nothing(format!("is not held: {} is over; nothing was changed", absolute(over)));
-    }
-    let ends = until.map_or_else(
-        || "until it is released".to_owned(),
-        |at| format!("until {} ({})", absolute(at), relative(at, now)),
-    );
-    let hold = Hold { scope, reason: reason.to_owned(), by: who.to_owned(), until };
-    let replaced = if snapshot.facts.hold.is_some() { ", in place of an earlier hold" } else { "" };
-    let detail = match until {
-        Some(at) => format!("{} until {}, {}", scope.as_str(), absolute(at), by(who, Some(reason))),
-        None => format!("{}, {}", scope.as_str(), by(who, Some(reason))),
-    };
-    Done::changed(
-        vec![FactChange::Held(hold)],
-        "Held",
-        detail,
-        format!(
-            "is held ({}) {ends}{replaced}; work under way that this covers is told to stop",
-            scope.as_str()
-        ),
-    )
+    .await
 }
 
 /// `release M`.
-pub async fn release(bmdb: &Bmdb, arguments: &Release, format: Format) -> Result<String, CliError> {
-    let (quarantine, reason, who) = (arguments.quarantine, arguments.reason.clone(), who());
+pub async fn release(source: &Source, arguments: &Release, format: Format) -> Result<String, CliError> {
+    let bmdb = match source {
+        Source::Direct(bmdb) => bmdb,
+        Source::Api(remote) => {
+            let request = v1::ReleaseRequest {
+                machine: arguments.machine.clone(),
+                order: Some(remote_order(reason_or_none(arguments.reason.as_deref()))),
+                quarantine: arguments.quarantine,
+            };
+            return carried(client(remote).release(request).await, format);
+        }
+    };
+    let (quarantine, by) = (arguments.quarantine, by(&who(), arguments.reason.as_deref()));
     let name = find(bmdb, &arguments.machine).await?;
-    let done = bmdb
-        .change_machine(id_of(&name), move |snapshot| {
-            plan_release(&snapshot.facts, quarantine, &by(&who, reason.as_deref()))
-        })
-        .await?;
-    told(name, done, format)
-}
-
-fn plan_release(facts: &MachineFacts, quarantine: bool, by: &str) -> Decision<Done> {
-    if quarantine {
-        let Some(fact) = &facts.quarantine else {
-            return Done::nothing("is not quarantined; nothing was changed");
-        };
-        return Done::changed(
-            vec![FactChange::QuarantineCleared],
-            "QuarantineReleased",
-            format!("{by} (was: {})", fact.reason),
-            "is not quarantined any more",
-        );
-    }
-    match &facts.hold {
-        Some(hold) => Done::changed(
-            vec![FactChange::HoldCleared],
-            "Released",
-            format!("{by} (was held by {}: {})", hold.by, hold.reason),
-            "is released",
-        ),
-        None if facts.quarantine.is_some() => Done::nothing(
-            "is not held but quarantined; `release --quarantine` ends that. Nothing was changed",
-        ),
-        None => Done::nothing("is not held; nothing was changed"),
-    }
+    order(bmdb, name, "Release", arguments.reason.as_deref(), format, move |snapshot| {
+        action::release(&snapshot.facts, quarantine, &by)
+    })
+    .await
 }
 
 /// `retry M`.
-pub async fn retry(bmdb: &Bmdb, arguments: &Retry, format: Format) -> Result<String, CliError> {
-    let (reason, who) = (arguments.reason.clone(), who());
+pub async fn retry(source: &Source, arguments: &Retry, format: Format) -> Result<String, CliError> {
+    let bmdb = match source {
+        Source::Direct(bmdb) => bmdb,
+        Source::Api(remote) => {
+            let request = v1::RetryRequest {
+                machine: arguments.machine.clone(),
+                order: Some(remote_order(reason_or_none(arguments.reason.as_deref()))),
+            };
+            return carried(client(remote).retry(request).await, format);
+        }
+    };
+    let by = by(&who(), arguments.reason.as_deref());
     let name = find(bmdb, &arguments.machine).await?;
-    let done = bmdb
-        .change_machine(id_of(&name), move |snapshot| {
-            plan_retry(&snapshot.facts, &by(&who, reason.as_deref()))
-        })
-        .await?;
-    told(name, done, format)
-}
-
-fn plan_retry(facts: &MachineFacts, by: &str) -> Decision<Done> {
-    let mut changes: Vec<FactChange> =
-        facts.backoffs.keys().map(|process| FactChange::BackoffCleared(*process)).collect();
-    let mut forgotten: Vec<String> =
-        facts.backoffs.keys().map(|process| format!("failures of {}", process.as_str())).collect();
-    if facts.needs_human.is_some() {
-        changes.extend(ask_no_person(facts));
-        forgotten.push("that it needs a person".to_owned());
-    }
-    if changes.is_empty() {
-        return Done::nothing(
-            "has no failures to forget; nothing was changed (`why` says what it waits for)",
-        );
-    }
-    let forgotten = forgotten.join(", ");
-    Done::changed(
-        changes,
-        "Retried",
-        format!("{by} (forgot {forgotten})"),
-        format!("is tried again: forgot {forgotten}"),
-    )
-}
-
-/// A ladder that was climbed to its end would end again at once, so it begins anew.
-fn ask_no_person(facts: &MachineFacts) -> Vec<FactChange> {
-    let mut changes = vec![FactChange::NeedsHumanCleared];
-    if facts.recovery.is_some() {
-        changes.push(FactChange::RecoveryCleared);
-    }
-    changes
+    order(bmdb, name, "Retry", arguments.reason.as_deref(), format, move |snapshot| {
+        action::retry(&snapshot.facts, &by)
+    })
+    .await
 }
 
 /// `allow host-key M`.
 pub async fn allow_host_key(
-    bmdb: &Bmdb,
+    source: &Source,
     arguments: &AllowHostKey,
     format: Format,
 ) -> Result<String, CliError> {
-    let name = find(bmdb, &arguments.machine).await?;
-    let fingerprint = arguments.fingerprint.trim().trim_end_matches('=').to_owned();
-    let view = bmdb.machine_view(id_of(&name)).await?;
-    let Some(keys) = view.host_keys else {
-        return Err(CliError::Wrong(format!(
-            "{} has shown no SSH host key yet, so there is none to allow; the first one is believed",
-            name.short()
-        )));
-    };
-    let Some((refused, _)) = keys.refused else {
-        if keys.key.fingerprint() == fingerprint {
-            let done = Done { changed: false, said: "believes that key already; nothing was changed".into() };
-            return told(name, done, format);
+    let bmdb = match source {
+        Source::Direct(bmdb) => bmdb,
+        Source::Api(remote) => {
+            let request = v1::AllowHostKeyRequest {
+                machine: arguments.machine.clone(),
+                order: Some(remote_order(reason_or_none(arguments.reason.as_deref()))),
+                fingerprint: arguments.fingerprint.clone(),
+            };
+            return carried(client(remote).allow_host_key(request).await, format);
         }
-        return Err(CliError::Wrong(format!(
-            "no SSH host key of {} was refused; pinned is {}",
-            name.short(),
-            keys.key
-        )));
     };
-    if refused.fingerprint() != fingerprint {
-        return Err(CliError::Wrong(format!(
-            "{fingerprint} is not the key that {} was refused for: that was {}; nothing was changed",
-            name.short(),
-            refused
-        )));
-    }
-    // The key is named by its fingerprint, so whatever happens between reading and writing, the one
-    // pinned is the one that the person meant.
-    let (pinned, by) = (keys.key.fingerprint(), by(&who(), arguments.reason.as_deref()));
-    let done = bmdb
-        .change_machine(id_of(&name), move |snapshot| {
-            let mut changes = vec![FactChange::HostKeyPinned {
-                algorithm: refused.algorithm.clone(),
-                public_key: refused.key.clone(),
-                source: HostKeySource::Allowed,
-            }];
-            changes.extend(after_host_key(&snapshot.facts));
-            let detail = format!("{refused} in place of {pinned}, {by}");
-            Done::changed(
-                changes,
-                "HostKeyAllowed",
-                detail,
-                format!("is believed with the host key {refused}; it is tried again at once"),
-            )
-        })
-        .await?;
-    told(name, done, format)
-}
-
-/// What the refused key was the cause of: waits in the lane that connects, and a call for a person
-/// because of it.
-fn after_host_key(facts: &MachineFacts) -> Vec<FactChange> {
-    let mut changes: Vec<FactChange> = facts
-        .backoffs
-        .keys()
-        .filter(|process: &&Process| process.lane() == Lane::Access)
-        .map(|process| FactChange::BackoffCleared(*process))
-        .collect();
-    if facts.needs_human.as_ref().is_some_and(|fact| fact.obstacle == Obstacle::HostKeyChanged) {
-        changes.extend(ask_no_person(facts));
-    }
-    changes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hold_ends_after_a_while_or_at_a_moment() {
-        assert_eq!(read_until("2h").unwrap(), Until::After(Span::hours(2)));
-        let moment = "2026-11-20T18:00:00Z".parse().unwrap();
-        assert_eq!(read_until("2026-11-20T19:00:00+01:00").unwrap(), Until::At(moment));
-        for text in ["", "soon", "2", "2026-11-20"] {
-            assert!(read_until(text).is_err(), "{text}");
+    let name = find(bmdb, &arguments.machine).await?;
+    let view = bmdb.machine_view(id_of(&name)).await?;
+    let fingerprint = action::fingerprint(&arguments.fingerprint);
+    match action::allowed(&name.short(), view.host_keys.as_ref(), fingerprint) {
+        Allowed::Not(said) => Err(CliError::Wrong(said)),
+        Allowed::Already => {
+            let done = Done { changed: false, said: "believes that key already; nothing was changed".into() };
+            told(name, done, format)
+        }
+        Allowed::Key(refused, pinned) => {
+            let by = by(&who(), arguments.reason.as_deref());
+            order(bmdb, name, "AllowHostKey", arguments.reason.as_deref(), format, move |snapshot| {
+                action::allow_host_key(&snapshot.facts, &refused, &pinned, &by)
+            })
+            .await
         }
     }
 }

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::find::id_of;
 use crate::cli::command;
 use crate::cli::error::CliError;
 use crate::cli::get::json;
-use crate::cli::machine::{find, id_of};
+use crate::cli::machine::find;
 use crate::cli::output::{Format, table, width};
 use crate::model::ids::MachineId;
 use crate::model::layout::wrapped;

@@ -2,12 +2,13 @@
 
 use serde::Serialize;
 
+use crate::bmdb::action::by;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::restore::LiveSession;
 use crate::cli::command::Restored as Arguments;
 use crate::cli::error::CliError;
 use crate::cli::get::json;
-use crate::cli::operate::{by, who};
+use crate::cli::operate::who;
 use crate::cli::output::Format;
 use crate::model::newer_fence::LIFT;
 

@@ -10,10 +10,15 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::url::password_warning;
-use crate::cli::command::{Allow, Cli, Command, Declare, Describe, Get};
+use crate::cli::command::{Allow, Cli, Command, Declare, Describe, Get, Tokens};
+use crate::cli::contexts::Contexts;
 use crate::cli::error::CliError;
 use crate::cli::output::Output;
-use crate::cli::{describe, get, issues, operate, output, plan, restored, timeline, why, yaml};
+use crate::cli::remote::Remote;
+use crate::cli::source::{Asked, Source, Whom, whom};
+use crate::cli::{
+    contexts, describe, get, issues, operate, output, plan, restored, timeline, tokens, why, yaml,
+};
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
 
@@ -41,28 +46,63 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 /// What the command answers, as text.
 async fn answer(cli: &Cli) -> Result<String, CliError> {
-    let bmdb = connect(cli).await?;
-    let format = cli.output.format();
-    let answer = match &cli.command {
-        Command::Get(Get::Machines(filters)) => get::machines(&bmdb, filters, format).await,
-        Command::Get(Get::Sessions(limited)) => get::sessions(&bmdb, limited.limit, format).await,
-        Command::Get(Get::Work(limited)) => get::work(&bmdb, limited.limit, format).await,
-        Command::Get(Get::Providers) => get::providers(&bmdb, format).await,
-        Command::Describe(Describe::Machine(of)) => describe::machine(&bmdb, &of.machine, format).await,
-        Command::Why(of) => why::why(&bmdb, &of.machine, format).await,
-        Command::Timeline(of) => timeline::timeline(&bmdb, &of.machine, of.limit, format).await,
-        Command::Issues => issues::issues(&bmdb, format).await,
-        Command::Plan(asked) => plan::plan(&bmdb, asked, format).await,
-        Command::Hold(hold) => operate::hold(&bmdb, hold, format).await,
-        Command::Release(release) => operate::release(&bmdb, release, format).await,
-        Command::Retry(retry) => operate::retry(&bmdb, retry, format).await,
-        Command::Declare(Declare::Restored(declared)) => restored::restored(&bmdb, declared, format).await,
-        Command::Allow(Allow::HostKey(allow)) => operate::allow_host_key(&bmdb, allow, format).await,
-    };
-    bmdb.close().await;
+    let source = source(cli).await?;
+    let answer = ask(cli, &source).await;
+    source.close().await;
     match cli.output {
         Output::Yaml => Ok(yaml::document(&serde_json::from_str(&answer?)?)),
         Output::Table | Output::Json => answer,
+    }
+}
+
+async fn ask(cli: &Cli, source: &Source) -> Result<String, CliError> {
+    let format = cli.output.format();
+    match &cli.command {
+        Command::Get(Get::Machines(filters)) => get::machines(source, filters, format).await,
+        Command::Get(Get::Sessions(limited)) => get::sessions(source, limited.limit, format).await,
+        Command::Get(Get::Work(limited)) => get::work(source, limited.limit, format).await,
+        Command::Get(Get::Providers) => get::providers(source, format).await,
+        Command::Describe(Describe::Machine(of)) => {
+            describe::machine(source.direct("`describe`")?, &of.machine, format).await
+        }
+        Command::Why(of) => why::why(source, &of.machine, format).await,
+        Command::Timeline(of) => timeline::timeline(source, &of.machine, of.limit, format).await,
+        Command::Issues => issues::issues(source.direct("`issues`")?, format).await,
+        Command::Plan(asked) => plan::plan(source.direct("`plan`")?, asked, format).await,
+        Command::Hold(hold) => operate::hold(source, hold, format).await,
+        Command::Release(release) => operate::release(source, release, format).await,
+        Command::Retry(retry) => operate::retry(source, retry, format).await,
+        Command::Declare(Declare::Restored(declared)) => {
+            restored::restored(source.direct("`declare restored`")?, declared, format).await
+        }
+        Command::Allow(Allow::HostKey(allow)) => operate::allow_host_key(source, allow, format).await,
+        Command::Tokens(Tokens::Bootstrap(first)) => {
+            tokens::bootstrap(source.direct("`tokens bootstrap`")?, first, format).await
+        }
+        Command::Tokens(Tokens::Create(new)) => tokens::create(source, new, format).await,
+        Command::Tokens(Tokens::Get) => tokens::get(source, format).await,
+        Command::Tokens(Tokens::Revoke(which)) => tokens::revoke(source, which, format).await,
+    }
+}
+
+async fn source(cli: &Cli) -> Result<Source, CliError> {
+    // Whoever names a BMDB and no context needs none, and without a home there are none.
+    let needless = cli.direct || (cli.bmdb_url.is_some() && cli.context.is_none());
+    let contexts = match contexts::path() {
+        Ok(path) if !needless => Contexts::read(&path)?,
+        Err(error) if cli.context.is_some() => return Err(error),
+        _ => Contexts::default(),
+    };
+    let asked = Asked {
+        direct: cli.direct,
+        bmdb: cli.bmdb_url.is_some(),
+        context: cli.context.is_some(),
+        current: contexts.current.is_some(),
+    };
+    match (whom(asked)?, contexts.find(cli.context.as_deref())) {
+        (Whom::Api, Ok(Some(context))) => Ok(Source::Api(Remote::connect(context).await?)),
+        (Whom::Api, Err(error)) => Err(error),
+        _ => Ok(Source::Direct(connect(cli).await?)),
     }
 }
 

@@ -5,13 +5,21 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::bmdb::connection::Bmdb;
+use crate::bmdb::find::id_of;
 use crate::bmdb::inspect::{self, HistoryLine};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
-use crate::cli::machine::{find, id_of};
+use crate::cli::machine::find;
 use crate::cli::output::{Format, table, width};
+use crate::cli::remote::refused;
+use crate::cli::remote_read;
+use crate::cli::source::Source;
 use crate::model::machine_view::MachineName;
+use crate::proto::fleet::v1::TimelineRequest;
+use crate::proto::fleet::v1::machines_client::MachinesClient;
+
+/// Most events that the API answers at once.
+const PAGE: i32 = 500;
 
 #[derive(Serialize)]
 struct TimelineAnswer {
@@ -23,15 +31,37 @@ struct TimelineAnswer {
 }
 
 /// `timeline M`.
-pub async fn timeline(bmdb: &Bmdb, machine: &str, limit: u32, format: Format) -> Result<String, CliError> {
-    let name = find(bmdb, machine).await?;
-    let id = id_of(&name);
-    let mut events = bmdb
-        .inspect(move |tx| Box::pin(async move { inspect::history(tx, id, i64::from(limit) + 1).await }))
-        .await?;
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let more = events.len() > limit;
-    events.truncate(limit);
+pub async fn timeline(
+    source: &Source,
+    machine: &str,
+    limit: u32,
+    format: Format,
+) -> Result<String, CliError> {
+    let (name, events, more) = match source {
+        Source::Direct(bmdb) => {
+            let name = find(bmdb, machine).await?;
+            let id = id_of(&name);
+            let mut events = bmdb
+                .inspect(move |tx| {
+                    Box::pin(async move { inspect::history(tx, id, i64::from(limit) + 1).await })
+                })
+                .await?;
+            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+            let more = events.len() > limit;
+            events.truncate(limit);
+            (name, events, more)
+        }
+        Source::Api(remote) => {
+            let request = TimelineRequest {
+                machine: machine.to_owned(),
+                limit: i32::try_from(limit).unwrap_or(i32::MAX).min(PAGE),
+            };
+            let said = MachinesClient::new(remote.service()).timeline(request).await.map_err(refused)?;
+            let said = said.into_inner();
+            let events = said.events.into_iter().map(remote_read::event).collect::<Result<Vec<_>, _>>()?;
+            (remote_read::name(said.name)?, events, said.more)
+        }
+    };
     if format == Format::Json {
         return json(&TimelineAnswer { name, events, more });
     }
@@ -43,7 +73,7 @@ pub async fn timeline(bmdb: &Bmdb, machine: &str, limit: u32, format: Format) ->
     }
     let mut text = table(&HEADERS, &rows(&events), width());
     if more {
-        let _ = write!(text, "\nthe newest {limit}, and there are older ones: raise --limit\n");
+        let _ = write!(text, "\nthe newest {}, and there are older ones: raise --limit\n", events.len());
     }
     Ok(text)
 }

@@ -6,6 +6,7 @@
 //! the shape `fn(facts, policy, now) -> plan`, so that a test can table-drive
 //! it, a person can print it, and a loop can execute it.
 
+pub mod access;
 pub mod arguments;
 pub mod backoff;
 pub mod brake;

@@ -23,16 +23,17 @@ use tonic::transport::Server;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::group_commit::{GroupCommit, Heartbeats};
-use crate::bmdb::metrics::{ByComponent, Metrics};
+use crate::bmdb::metrics::Metrics;
 use crate::bmdb::session::{Session, Sessions};
 use crate::model::time::Rate;
 use crate::proto::agent::v1::agent_callback_server::AgentCallbackServer;
 use crate::server::accept::{AgentStream, ConnectionLimits, accept};
 use crate::server::callback_service::{CallRates, CallbackService};
-use crate::server::certificate::{Authorities, Certificate, CertificateSource, RenewalClock, ends_at};
+use crate::server::certificate::{Authorities, Certificate, CertificateSource, RenewalClock, ends_of};
 use crate::server::error::ServerError;
 use crate::server::heartbeat_form::MESSAGE_LIMIT;
-use crate::server::tls::{ShownCertificate, server_config};
+use crate::server::presence::Presence;
+use crate::server::tls::server_config;
 
 /// Component of the session that a callback server holds.
 pub const COMPONENT: &str = "callback";
@@ -112,13 +113,14 @@ pub async fn serve_agents(
     let certificate = Certificate::get(&settings.certificate, &bmdb, names, (settings.renewal.now)()).await?;
     let config = server_config(certificate.shown.clone())?;
     bmdb.read_policy().await?;
-    let identity = Identity {
-        endpoints: endpoints.clone(),
-        shown: certificate.shown.clone(),
-        look_again: settings.renewal.look_again,
+    let known = {
+        let (endpoints, shown) = (endpoints.clone(), certificate.shown.clone());
+        move || serde_json::json!({ "endpoints": endpoints, "certificate_ends": ends_of(&shown) })
     };
-    let session = start_session(&sessions, &identity, &metrics).await?;
+    let presence = Presence::new(sessions.clone(), COMPONENT, known, metrics.clone());
+    let session = presence.start().await?;
 
+    let look_again = settings.renewal.look_again;
     let authorities = certificate.authorities();
     let (told, endpoints_alive) = watch::channel(endpoints.clone());
     let rates = Arc::new(CallRates::new(settings.agent_rate));
@@ -138,7 +140,7 @@ pub async fn serve_agents(
         freshening: tokio::spawn(certificate.keep_fresh(settings.renewal, stop.clone())),
         forgetting: tokio::spawn(forget_keys(rates, stop.clone())),
         telling: tokio::spawn(tell_endpoints(bmdb, endpoints.clone(), told, stop.clone())),
-        presence: tokio::spawn(stay_known(sessions.clone(), session, identity, metrics, stop.clone())),
+        presence: tokio::spawn(presence.stay(session, look_again, stop.clone())),
         connections,
         service,
         group_commit,
@@ -211,63 +213,6 @@ async fn serve(service: CallbackService, connections: mpsc::Receiver<AgentStream
     }
 }
 
-/// What this server says of itself under its session.
-struct Identity {
-    endpoints: Vec<String>,
-    shown: Arc<ShownCertificate>,
-    /// How often the certificate may have changed.
-    look_again: Duration,
-}
-
-impl Identity {
-    fn details(&self) -> serde_json::Value {
-        let ends = self.shown.certificate().as_ref().and_then(ends_at);
-        let ends = ends.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Secs, true));
-        serde_json::json!({ "endpoints": self.endpoints, "certificate_ends": ends })
-    }
-}
-
-async fn start_session(
-    sessions: &Sessions,
-    identity: &Identity,
-    metrics: &Metrics,
-) -> Result<Session, crate::bmdb::error::BmdbError> {
-    let session = sessions.start(COMPONENT, identity.details()).await?;
-    metrics.sessions_started.get_or_create(&ByComponent { component: COMPONENT }).inc();
-    Ok(session)
-}
-
-/// Keeps a session alive for others to find us by, and tells in it until when our certificate counts;
-/// returns the one to close.
-async fn stay_known(
-    sessions: Sessions,
-    mut session: Session,
-    identity: Identity,
-    metrics: Metrics,
-    stop: CancellationToken,
-) -> Option<Session> {
-    loop {
-        let lost = session.lost().clone();
-        tokio::select! {
-            () = stop.cancelled() => return Some(session),
-            () = lost.cancelled() => {}
-            () = tokio::time::sleep(identity.look_again) => {
-                if let Err(error) = sessions.tell(&session, identity.details()).await {
-                    tracing::debug!(%error, "cannot tell until when the certificate counts");
-                }
-                continue;
-            }
-        }
-        session = loop {
-            stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await?;
-            match start_session(&sessions, &identity, &metrics).await {
-                Ok(session) => break session,
-                Err(error) => tracing::warn!(%error, "the callback server has no session; trying again"),
-            }
-        };
-    }
-}
-
 /// Looks every few seconds where agents can report; while the database is away, nothing changes.
 async fn tell_endpoints(
     bmdb: Bmdb,
@@ -302,7 +247,7 @@ async fn forget_keys(rates: Arc<CallRates>, stop: CancellationToken) {
 }
 
 /// Host name or address of an endpoint, without brackets.
-fn host_of(endpoint: &str) -> Result<String, ServerError> {
+pub(crate) fn host_of(endpoint: &str) -> Result<String, ServerError> {
     let odd = || ServerError::Endpoint(endpoint.to_owned());
     let (host, port) = endpoint.rsplit_once(':').ok_or_else(odd)?;
     let port: u16 = port.parse().map_err(|_| odd())?;

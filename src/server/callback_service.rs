@@ -56,7 +56,7 @@ impl CallRates {
         Self { quota, remembered, by_key: RwLock::new(Arc::new(RateLimiter::keyed(quota))) }
     }
 
-    fn allows(&self, key: [u8; 32]) -> bool {
+    pub(crate) fn allows(&self, key: [u8; 32]) -> bool {
         self.within_bounds().check_key(&key).is_ok()
     }
 

@@ -175,10 +175,16 @@ impl Certificate {
 }
 
 /// When a certificate ends.
-#[must_use]
-pub fn ends_at(der: &CertificateDer<'_>) -> Option<Timestamp> {
+fn ends_at(der: &CertificateDer<'_>) -> Option<Timestamp> {
     let (_, parsed) = x509_parser::parse_x509_certificate(der).ok()?;
     Timestamp::from_timestamp(parsed.validity().not_after.timestamp(), 0)
+}
+
+/// Until when what is shown now counts, as it is told to others.
+#[must_use]
+pub fn ends_of(shown: &ShownCertificate) -> Option<String> {
+    let ends = ends_at(shown.certificate().as_ref()?)?;
+    Some(ends.to_rfc3339_opts(chrono::SecondsFormat::Secs, true))
 }
 
 /// Whether the files can be used, without using them.

@@ -66,6 +66,11 @@ pub enum ServerError {
     /// The TLS library refused our settings.
     #[error("cannot set up TLS: {0}")]
     Tls(#[from] rustls::Error),
+    /// The contracts that this program was built with are none.
+    #[error(
+        "cannot read the contracts that this program was built with: {0}; it is damaged, install it anew"
+    )]
+    Contracts(String),
     /// The sealed CA cannot be had.
     #[error(transparent)]
     Secret(#[from] SecretError),

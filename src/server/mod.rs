@@ -1,4 +1,4 @@
-//! What listens: the callback server that agents report to, and metrics.
+//! What listens: the callback server that agents report to, the [`api`] that operators call, and metrics.
 //!
 //! # How a heartbeat comes in
 //!
@@ -6,7 +6,7 @@
 //! [`half_open`]; [`tls`] says whose key is believed to be proven; [`callback_service`] checks form
 //! and rate and answers in gRPC; the BMDB decides and stores. Who has said no heartbeat that is an
 //! agent's is borne for a while ([`unproven`]). [`callback_server`] ties these
-//! together and ends them in order. The server's own certificate comes from files, replaced as
+//! together and ends them in order, and [`presence`] makes it known. The server's own certificate comes from files, replaced as
 //! [`rotation`] says, or from [`authority`], one for all shepherds of a BMDB ([`certificate`]).
 //!
 //! # What an agent can do to us
@@ -16,6 +16,7 @@
 //! means nothing until the BMDB knows it. Errors say what was malformed, never what is known.
 
 pub mod accept;
+pub mod api;
 pub mod authority;
 pub mod callback_server;
 pub mod callback_service;
@@ -25,6 +26,7 @@ pub mod half_open;
 pub mod hardware_summary;
 pub mod heartbeat_form;
 pub mod metrics;
+pub mod presence;
 pub mod rotation;
 pub mod tls;
 pub mod unproven;

@@ -85,21 +85,40 @@ pub fn server_config(shown: Arc<ShownCertificate>) -> Result<Arc<ServerConfig>, 
     Ok(Arc::new(config))
 }
 
+/// TLS 1.3 for operators: a client certificate may be shown, and is then of the shape of an agent's.
+pub fn operator_config(shown: Arc<ShownCertificate>) -> Result<Arc<ServerConfig>, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = Arc::new(AgentVerifier { mandatory: false, ..AgentVerifier::new(&provider) });
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(shown);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
 /// Lets in whoever proves the Ed25519 key of a certificate that this key signed.
 #[derive(Debug)]
 pub struct AgentVerifier {
     algorithms: WebPkiSupportedAlgorithms,
+    mandatory: bool,
 }
 
 impl AgentVerifier {
     /// A verifier that uses this provider's arithmetic.
     #[must_use]
     pub fn new(provider: &CryptoProvider) -> Self {
-        Self { algorithms: provider.signature_verification_algorithms }
+        Self { algorithms: provider.signature_verification_algorithms, mandatory: true }
     }
 }
 
 impl ClientCertVerifier for AgentVerifier {
+    fn client_auth_mandatory(&self) -> bool {
+        self.mandatory
+    }
+
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -1,4 +1,4 @@
-//! The callback server and the metrics of this process.
+//! What listens in this process: the callback server, the API and the metrics.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,6 +14,8 @@ use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::Sessions;
 use crate::model::time::{Rate, Span};
 use crate::server::accept::ConnectionLimits;
+use crate::server::api::door::ApiRates;
+use crate::server::api::server::{ApiServer, ApiSettings, serve_api};
 use crate::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
 use crate::server::certificate::{Authorities, Certificate, CertificateSource, RenewalClock};
 use crate::server::error::ServerError;
@@ -27,6 +29,7 @@ use crate::service::preflight::server_failure;
 pub struct Callback {
     agents: Option<CallbackServer>,
     metrics: Option<MetricsServer>,
+    api: Option<ApiServer>,
     stop: CancellationToken,
     /// What agents check a callback server against.
     pub authorities: Authorities,
@@ -40,6 +43,12 @@ impl Callback {
         self.metrics.as_ref().map(|metrics| metrics.local_addr)
     }
 
+    /// Where operators are answered, if they are.
+    #[must_use]
+    pub fn api_address(&self) -> Option<SocketAddr> {
+        self.api.as_ref().map(|api| api.local_addr)
+    }
+
     /// Stops listening; calls under way are answered first.
     pub async fn stop(self) {
         self.stop.cancel();
@@ -49,6 +58,9 @@ impl Callback {
         if let Some(metrics) = self.metrics {
             metrics.ended().await;
         }
+        if let Some(api) = self.api {
+            api.ended().await;
+        }
         if let Some(freshening) = self.freshening
             && let Err(error) = freshening.await
         {
@@ -56,6 +68,20 @@ impl Callback {
         }
     }
 }
+
+/// How often operators may call: far above what a person or a program that waits for answers does.
+fn operator_rates() -> ApiRates {
+    let rate = |milliseconds, burst| Rate {
+        period: Span(std::time::Duration::from_millis(milliseconds)),
+        burst: std::num::NonZeroU32::MIN.saturating_add(burst),
+    };
+    ApiRates { source: rate(10, 399), credential: rate(20, 199) }
+}
+
+/// Most connections of operators, watches of theirs, and connections of the API to the database.
+const OPERATOR_CONNECTIONS: usize = 1000;
+const OPERATOR_WATCHES: usize = 200;
+const API_DATABASE_CONNECTIONS: u32 = 4;
 
 /// How often one agent may call: far above any heartbeat interval, far below what hurts.
 fn agent_rate() -> Rate {
@@ -79,6 +105,7 @@ pub async fn start(
     let mut callback = Callback {
         agents: None,
         metrics: None,
+        api: None,
         stop: stop.clone(),
         authorities: watch::Sender::new(Vec::new()).subscribe(),
         freshening: None,
@@ -104,7 +131,7 @@ async fn start_parts(
         let settings = CallbackSettings {
             listen_address: plan.flags.agent_listen_address,
             endpoints: plan.endpoints.clone(),
-            certificate,
+            certificate: certificate.clone(),
             renewal: RenewalClock::default(),
             agent_rate: agent_rate(),
             limits: ConnectionLimits::default(),
@@ -117,6 +144,20 @@ async fn start_parts(
         let found = Certificate::get(&certificate, bmdb, Vec::new(), std::time::SystemTime::now()).await?;
         callback.authorities = found.authorities();
         callback.freshening = Some(tokio::spawn(found.keep_fresh(RenewalClock::default(), stop.clone())));
+    }
+    if plan.components.contains(&Component::Api) {
+        let settings = ApiSettings {
+            listen_address: plan.flags.api_listen_address,
+            endpoints: plan.flags.api_endpoint.clone(),
+            certificate,
+            renewal: RenewalClock::default(),
+            rates: operator_rates(),
+            connections: OPERATOR_CONNECTIONS,
+            watches: OPERATOR_WATCHES,
+            database_connections: API_DATABASE_CONNECTIONS,
+        };
+        let api = serve_api(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone());
+        callback.api = Some(api.await?);
     }
     if let Some(address) = plan.flags.metrics_listen_address {
         callback.metrics = Some(serve_metrics(bmdb.clone(), metrics, address, stop).await?);

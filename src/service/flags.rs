@@ -100,6 +100,8 @@ pub enum Component {
     Updater,
     /// Hears the agents.
     Callback,
+    /// Answers operators.
+    Api,
 }
 
 /// Everything the service takes.
@@ -118,7 +120,7 @@ pub struct ServiceFlags {
         long,
         value_name = "PART",
         value_delimiter = ',',
-        default_value = "provisioner,initializer,recoverer,updater,callback"
+        default_value = "provisioner,initializer,recoverer,updater,callback,api"
     )]
     pub components: Vec<Component>,
     /// How logs are written.
@@ -191,6 +193,14 @@ pub struct ServiceFlags {
     /// itself, else the machine's own trusted CAs]
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_endpoint_ca_certificate_path: Option<PathBuf>,
+
+    /// Where operators are answered: the fleet API, gRPC and JSON over TLS.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8444", help_heading = "API")]
+    pub api_listen_address: SocketAddr,
+    /// host:port that operators call, for the certificate; may be given several times. [default: the address
+    /// listened on, if it is one]
+    #[arg(long, value_name = "HOST:PORT", help_heading = "API")]
+    pub api_endpoint: Vec<String>,
 
     /// User for machines whose provider names none.
     #[arg(long, value_name = "USER", default_value = "root", help_heading = "SSH")]

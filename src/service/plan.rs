@@ -52,6 +52,12 @@ pub fn plan(flags: ServiceFlags, file: ConfigurationFile) -> Result<ServicePlan,
     let reaches_machines =
         components.contains(&Component::Initializer) || components.contains(&Component::Recoverer);
     let endpoints = endpoints(&flags, reaches_machines || components.contains(&Component::Callback))?;
+    let anywhere = flags.api_listen_address.ip().is_unspecified();
+    if components.contains(&Component::Api) && anywhere && flags.api_endpoint.is_empty() {
+        return Err(Failure::usage(
+            "give --api_endpoint HOST:PORT: where operators reach --api_listen_address of this shepherd",
+        ));
+    }
     if flags.session_interval.0 < std::time::Duration::from_secs(1) {
         return Err(Failure::usage(format!(
             "--session_interval {} is too short to be renewed in time; give at least 1s",
@@ -77,12 +83,13 @@ pub fn plan(flags: ServiceFlags, file: ConfigurationFile) -> Result<ServicePlan,
     own_certificate_is_whole(&flags)?;
     flags.policy.check().map_err(Failure::usage)?;
     let own_certificate = flags.agent_tls_certificate_path.is_some();
-    let needs_authority = reaches_machines || components.contains(&Component::Callback);
+    let needs_authority =
+        reaches_machines || components.contains(&Component::Callback) || components.contains(&Component::Api);
     if needs_authority && !own_certificate && !throw_away {
         required(
             flags.secrets_key_path.as_deref(),
             "--secrets_key_path",
-            "the key that seals the callback server's CA in the database, made if absent (or give --agent_tls_certificate_path)",
+            "the key that seals the servers' CA in the database, made if absent (or give --agent_tls_certificate_path)",
         )?;
     }
     for (flag, path) in [
@@ -202,7 +209,10 @@ fn providers(
 
 fn endpoints(flags: &ServiceFlags, needed: bool) -> Result<Vec<String>, Failure> {
     for endpoint in &flags.agent_endpoint {
-        check_endpoint(endpoint)?;
+        check_endpoint("--agent_endpoint", endpoint)?;
+    }
+    for endpoint in &flags.api_endpoint {
+        check_endpoint("--api_endpoint", endpoint)?;
     }
     if needed && flags.agent_endpoint.is_empty() {
         return Err(Failure::usage(
@@ -212,10 +222,10 @@ fn endpoints(flags: &ServiceFlags, needed: bool) -> Result<Vec<String>, Failure>
     Ok(flags.agent_endpoint.clone())
 }
 
-fn check_endpoint(endpoint: &str) -> Result<(), Failure> {
+fn check_endpoint(flag: &str, endpoint: &str) -> Result<(), Failure> {
     let wrong = || {
         Failure::usage(format!(
-            "--agent_endpoint {endpoint:?} is no HOST:PORT; write for example shepherd.example:8443 or [2001:db8::1]:8443"
+            "{flag} {endpoint:?} is no HOST:PORT; write for example shepherd.example:8443 or [2001:db8::1]:8443"
         ))
     };
     let (host, port) = endpoint.rsplit_once(':').ok_or_else(wrong)?;
@@ -293,6 +303,7 @@ impl ServicePlan {
                     Component::Callback => {
                         format!("callback: hears agents on {}", flags.agent_listen_address)
                     }
+                    Component::Api => format!("api: answers operators on {}", flags.api_listen_address),
                 },
             );
         }
@@ -370,7 +381,7 @@ mod tests {
     #[test]
     fn endpoint_is_a_host_and_a_port() {
         for good in ["shepherd.example:8443", "192.0.2.1:1", "[2001:db8::1]:8443"] {
-            check_endpoint(good).unwrap();
+            check_endpoint("--agent_endpoint", good).unwrap();
         }
         for bad in [
             "shepherd.example",
@@ -382,7 +393,7 @@ mod tests {
             "[h]:1",
             "u@h:1",
         ] {
-            assert_eq!(check_endpoint(bad).unwrap_err().code, 2, "{bad}");
+            assert_eq!(check_endpoint("--agent_endpoint", bad).unwrap_err().code, 2, "{bad}");
         }
     }
 

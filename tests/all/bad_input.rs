@@ -190,6 +190,8 @@ fn what_a_service_lacks_or_has_wrong_is_named_with_its_flag() {
         let argument = format!("--agent_endpoint={endpoint}");
         transcript.refused(&[url, &argument], &without("agent_endpoint")).unwrap();
     }
+    transcript.refused(&[url, "--api_listen_address=0.0.0.0:0"], &all).unwrap();
+    transcript.refused(&[url, "--api_endpoint=shepherd.example"], &all).unwrap();
     transcript.refused(&[url, "--session_interval=10ms"], &all).unwrap();
     transcript.refused(&[url, "--ssh_password_path=/nonexistent"], &all).unwrap();
     for flag in ["agent_tls_certificate_path", "agent_tls_key_path", "agent_endpoint_ca_certificate_path"] {

@@ -851,7 +851,7 @@ async fn no_list_or_search_reads_the_whole_fleet() -> anyhow::Result<()> {
     for (statement, parameters) in [
         (include_str!("../../sql/inspect/classes.sql"), vec![]),
         (
-            include_str!("../../sql/inspect/machines.sql"),
+            include_str!("../../sql/inspect/listed.sql"),
             vec![text("Ready"), text("sim"), after, "101".to_owned()],
         ),
         (include_str!("../../sql/inspect/by_id.sql"), vec![some.clone(), some.clone(), "6".to_owned()]),
@@ -862,6 +862,19 @@ async fn no_list_or_search_reads_the_whole_fleet() -> anyhow::Result<()> {
         (include_str!("../../sql/inspect/near.sql"), vec![text("m-1"), "5".to_owned()]),
         (include_str!("../../sql/inspect/lanes.sql"), vec![some.clone()]),
         (include_str!("../../sql/inspect/history.sql"), vec![some.clone(), "50".to_owned()]),
+        (include_str!("../../sql/inspect/lines.sql"), vec![format!("ARRAY[{some}]")]),
+        (
+            include_str!("../../sql/inspect/happened.sql"),
+            vec!["now() + INTERVAL '1 s'".to_owned(), "now() + INTERVAL '2 s'".to_owned(), "5000".to_owned()],
+        ),
+        (
+            include_str!("../../sql/inspect/due.sql"),
+            vec![text("AgentStart"), "to_timestamp(0)".to_owned(), some.clone(), "101".to_owned()],
+        ),
+        (
+            include_str!("../../sql/inspect/count_class.sql"),
+            vec![text("Ready"), text("sim"), "100".to_owned()],
+        ),
     ] {
         let mut statement = statement.to_owned();
         for (number, value) in parameters.iter().enumerate() {

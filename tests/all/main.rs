@@ -1,6 +1,7 @@
 //! The integration tests: one binary, because each further one is linked against everything, and a
 //! module per capability.
 
+mod api;
 mod architecture;
 mod bad_input;
 mod bmdb_explain;

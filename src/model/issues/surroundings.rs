@@ -208,12 +208,16 @@ fn certificates(evidence: &Evidence) -> Vec<Issue> {
         let when = if ends > evidence.at {
             format!("ends in {}", rough(between(evidence.at, ends)))
         } else {
-            format!("ended {} ago: no agent believes it any more", rough(between(ends, evidence.at)))
+            format!("ended {} ago: nobody believes it any more", rough(between(ends, evidence.at)))
+        };
+        let shown = match session.component.as_str() {
+            "api" => "its API shows to operators",
+            _ => "its callback server shows to agents",
         };
         found.push(Issue::new(
             Kind::CertificateEnds,
             format!("host {}", session.host),
-            format!("the certificate that its callback server shows to agents {when}"),
+            format!("the certificate that {shown} {when}"),
             Some(before(ends, CERTIFICATE_NOTICE)),
             "renew the files of --agent_tls_certificate_path and --agent_tls_key_path; they are read again within an \
              hour"

@@ -290,6 +290,14 @@ const CASES: &[Case] = &[
         |e| e.sessions[0].certificate_ends = Some(at(NOW + 6 * 86_400)),
         &[("certificate-ends", "host a")],
     ),
+    (
+        "the certificate of an API ends in six days",
+        |e| {
+            e.sessions[0].component = "api".into();
+            e.sessions[0].certificate_ends = Some(at(NOW + 6 * 86_400));
+        },
+        &[("certificate-ends", "host a")],
+    ),
     ("five sessions expired", |e| e.expired[0].count = 5, &[("session-flapping", "updater on a")]),
     (
         "older agents",

@@ -51,6 +51,7 @@ pub(super) async fn start(
         "--outward_limit=10s",
         "--shutdown_grace=5s",
         "--metrics_listen_address=127.0.0.1:0",
+        "--api_listen_address=127.0.0.1:0",
     ]
     .iter()
     .map(OsString::from)

@@ -36,6 +36,8 @@ const GUARDED_NAME: &str = "test-guarded";
 pub(crate) fn guarded(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(shell_arguments(program)).stdin(Stdio::piped());
+    // Where each shepherd answers operators by default, only one can.
+    command.env("SHEPHERD_API_LISTEN_ADDRESS", "127.0.0.1:0");
     command
 }
 

@@ -1,0 +1,5 @@
+-- As by_id, for a certificate, whose fingerprint is no secret.
+SELECT credential_id, kind, name, role, providers, proof, created_at, created_by, expires_at, revoked_at, revoked_by,
+       (revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())) AS "active!"
+FROM access_credential
+WHERE proof = $1 AND kind = 'certificate'

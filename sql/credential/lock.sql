@@ -1,0 +1,1 @@
+SELECT revoked_at FROM access_credential WHERE credential_id = $1 FOR UPDATE

@@ -1,0 +1,1 @@
+SELECT t.machine_id FROM {table} t WHERE t.machine_id = ANY ($1)

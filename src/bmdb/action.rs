@@ -1,0 +1,296 @@
+//! What operators may order about one machine, decided on what is known of it.
+//!
+//! Each order is a pure function from a snapshot to the facts to change, the line of history that names
+//! who asked and why, and a sentence. [`crate::bmdb::audit`] carries it out under the machine's lock, for
+//! the API and for `shepherdctl` alike.
+
+use serde_json::{Map, Value, json};
+
+use crate::bmdb::change::{FactChange, HostKeySource};
+use crate::bmdb::facts::Snapshot;
+use crate::bmdb::work::Decision;
+use crate::model::facts::{Hold, HoldScope, MachineFacts};
+use crate::model::host_key::{HostKey, PinnedHostKey};
+use crate::model::needs_human::Obstacle;
+use crate::model::process::{Lane, Process};
+use crate::model::telling::{absolute, relative};
+use crate::model::time::{Span, Timestamp, after};
+
+/// What became of a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Done {
+    /// Whether anything is different now.
+    pub changed: bool,
+    /// A sentence that goes on after the machine's name.
+    pub said: String,
+}
+
+impl Done {
+    /// Nothing is to be changed, and why.
+    #[must_use]
+    pub fn nothing(said: impl Into<String>) -> Decision<Self> {
+        Decision { answer: Self { changed: false, said: said.into() }, ..Decision::default() }
+    }
+
+    /// These facts are to be changed, with one line of history.
+    fn changed(
+        changes: Vec<FactChange>,
+        event: &str,
+        detail: String,
+        said: impl Into<String>,
+    ) -> Decision<Self> {
+        Decision {
+            changes,
+            events: vec![(event.to_owned(), detail)],
+            answer: Self { changed: true, said: said.into() },
+        }
+    }
+}
+
+/// Who asked and why, as a line of history says it.
+#[must_use]
+pub fn by(who: &str, reason: Option<&str>) -> String {
+    reason.map_or_else(|| format!("by {who}"), |reason| format!("by {who}: {reason}"))
+}
+
+/// When a hold ends: after a while, or at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// After a while.
+    After(Span),
+    /// At a moment.
+    At(Timestamp),
+}
+
+/// Reads `2h` or `2026-11-20T18:00:00Z`.
+#[must_use]
+pub fn read_until(text: &str) -> Option<Until> {
+    if let Ok(moment) = chrono::DateTime::parse_from_rfc3339(text) {
+        return Some(Until::At(moment.to_utc()));
+    }
+    text.parse().ok().map(Until::After)
+}
+
+/// A hold on it.
+#[must_use]
+pub fn hold(
+    snapshot: &Snapshot,
+    scope: HoldScope,
+    reason: &str,
+    who: &str,
+    until: Option<Until>,
+) -> Decision<Done> {
+    let now = snapshot.now;
+    let until = until.map(|until| match until {
+        Until::After(span) => after(now, span.0),
+        Until::At(moment) => moment,
+    });
+    if let Some(over) = until.filter(|until| *until <= now) {
+        return Done::nothing(format!("is not held: {} is over; nothing was changed", absolute(over)));
+    }
+    let ends = until.map_or_else(
+        || "until it is released".to_owned(),
+        |at| format!("until {} ({})", absolute(at), relative(at, now)),
+    );
+    let hold = Hold { scope, reason: reason.to_owned(), by: who.to_owned(), until };
+    let replaced = if snapshot.facts.hold.is_some() { ", in place of an earlier hold" } else { "" };
+    let detail = match until {
+        Some(at) => format!("{} until {}, {}", scope.as_str(), absolute(at), by(who, Some(reason))),
+        None => format!("{}, {}", scope.as_str(), by(who, Some(reason))),
+    };
+    Done::changed(
+        vec![FactChange::Held(hold)],
+        "Held",
+        detail,
+        format!(
+            "is held ({}) {ends}{replaced}; work under way that this covers is told to stop",
+            scope.as_str()
+        ),
+    )
+}
+
+/// The end of its hold, or of its quarantine.
+#[must_use]
+pub fn release(facts: &MachineFacts, quarantine: bool, by: &str) -> Decision<Done> {
+    if quarantine {
+        let Some(fact) = &facts.quarantine else {
+            return Done::nothing("is not quarantined; nothing was changed");
+        };
+        return Done::changed(
+            vec![FactChange::QuarantineCleared],
+            "QuarantineReleased",
+            format!("{by} (was: {})", fact.reason),
+            "is not quarantined any more",
+        );
+    }
+    match &facts.hold {
+        Some(hold) => Done::changed(
+            vec![FactChange::HoldCleared],
+            "Released",
+            format!("{by} (was held by {}: {})", hold.by, hold.reason),
+            "is released",
+        ),
+        None if facts.quarantine.is_some() => Done::nothing(
+            "is not held but quarantined; `release --quarantine` ends that. Nothing was changed",
+        ),
+        None => Done::nothing("is not held; nothing was changed"),
+    }
+}
+
+/// Another try at once.
+#[must_use]
+pub fn retry(facts: &MachineFacts, by: &str) -> Decision<Done> {
+    let mut changes: Vec<FactChange> =
+        facts.backoffs.keys().map(|process| FactChange::BackoffCleared(*process)).collect();
+    let mut forgotten: Vec<String> =
+        facts.backoffs.keys().map(|process| format!("failures of {}", process.as_str())).collect();
+    if facts.needs_human.is_some() {
+        changes.extend(ask_no_person(facts));
+        forgotten.push("that it needs a person".to_owned());
+    }
+    if changes.is_empty() {
+        return Done::nothing(
+            "has no failures to forget; nothing was changed (`why` says what it waits for)",
+        );
+    }
+    let forgotten = forgotten.join(", ");
+    Done::changed(
+        changes,
+        "Retried",
+        format!("{by} (forgot {forgotten})"),
+        format!("is tried again: forgot {forgotten}"),
+    )
+}
+
+/// A ladder that was climbed to its end would end again at once, so it begins anew.
+fn ask_no_person(facts: &MachineFacts) -> Vec<FactChange> {
+    let mut changes = vec![FactChange::NeedsHumanCleared];
+    if facts.recovery.is_some() {
+        changes.push(FactChange::RecoveryCleared);
+    }
+    changes
+}
+
+/// Which host key a person allows, or why there is nothing to allow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    /// This one, in place of the one with that fingerprint.
+    Key(HostKey, String),
+    /// It is believed already.
+    Already,
+    /// None: a sentence.
+    Not(String),
+}
+
+/// Looks for the key with that fingerprint among those of a machine that people call `name`.
+#[must_use]
+pub fn allowed(name: &str, keys: Option<&PinnedHostKey>, fingerprint: &str) -> Allowed {
+    let Some(keys) = keys else {
+        return Allowed::Not(format!(
+            "{name} has shown no SSH host key yet, so there is none to allow; the first one is believed"
+        ));
+    };
+    let Some((refused, _)) = &keys.refused else {
+        if keys.key.fingerprint() == fingerprint {
+            return Allowed::Already;
+        }
+        return Allowed::Not(format!("no SSH host key of {name} was refused; pinned is {}", keys.key));
+    };
+    if refused.fingerprint() != fingerprint {
+        return Allowed::Not(format!(
+            "{fingerprint} is not the key that {name} was refused for: that was {refused}; nothing was changed"
+        ));
+    }
+    Allowed::Key(refused.clone(), keys.key.fingerprint())
+}
+
+/// A fingerprint as people paste it.
+#[must_use]
+pub fn fingerprint(text: &str) -> &str {
+    text.trim().trim_end_matches('=')
+}
+
+/// Belief in a host key that was refused. It is named by its fingerprint, so whatever happens between
+/// reading and writing, the one pinned is the one that the person meant.
+#[must_use]
+pub fn allow_host_key(facts: &MachineFacts, refused: &HostKey, pinned: &str, by: &str) -> Decision<Done> {
+    let mut changes = vec![FactChange::HostKeyPinned {
+        algorithm: refused.algorithm.clone(),
+        public_key: refused.key.clone(),
+        source: HostKeySource::Allowed,
+    }];
+    changes.extend(after_host_key(facts));
+    Done::changed(
+        changes,
+        "HostKeyAllowed",
+        format!("{refused} in place of {pinned}, {by}"),
+        format!("is believed with the host key {refused}; it is tried again at once"),
+    )
+}
+
+/// What the refused key was the cause of: waits in the lane that connects, and a call for a person
+/// because of it.
+fn after_host_key(facts: &MachineFacts) -> Vec<FactChange> {
+    let mut changes: Vec<FactChange> = facts
+        .backoffs
+        .keys()
+        .filter(|process: &&Process| process.lane() == Lane::Access)
+        .map(|process| FactChange::BackoffCleared(*process))
+        .collect();
+    if facts.needs_human.as_ref().is_some_and(|fact| fact.obstacle == Obstacle::HostKeyChanged) {
+        changes.extend(ask_no_person(facts));
+    }
+    changes
+}
+
+/// What orders are about, for the audit: before one and after it.
+#[must_use]
+pub fn ordered_about(facts: &MachineFacts) -> Value {
+    let mut told = Map::new();
+    if let Some(hold) = &facts.hold {
+        told.insert(
+            "hold".into(),
+            json!({ "scope": hold.scope.as_str(), "reason": hold.reason, "by": hold.by, "until": hold.until }),
+        );
+    }
+    if let Some(quarantine) = &facts.quarantine {
+        told.insert("quarantine".into(), json!({ "since": quarantine.since, "reason": quarantine.reason }));
+    }
+    if let Some(needed) = &facts.needs_human {
+        told.insert(
+            "needs_human".into(),
+            json!({ "since": needed.since, "obstacle": needed.obstacle.as_str(), "reason": needed.reason }),
+        );
+    }
+    if let Some(recovery) = &facts.recovery {
+        told.insert("recovery".into(), json!({ "rung": recovery.rung, "tries": recovery.tries }));
+    }
+    let backoffs: Map<String, Value> = facts
+        .backoffs
+        .iter()
+        .map(|(process, backoff)| {
+            let told =
+                json!({ "failures": backoff.failures, "until": backoff.until, "cause": backoff.cause });
+            (process.as_str().to_owned(), told)
+        })
+        .collect();
+    if !backoffs.is_empty() {
+        told.insert("backoffs".into(), Value::Object(backoffs));
+    }
+    Value::Object(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hold_ends_after_a_while_or_at_a_moment() {
+        assert_eq!(read_until("2h").unwrap(), Until::After(Span::hours(2)));
+        let moment = "2026-11-20T18:00:00Z".parse().unwrap();
+        assert_eq!(read_until("2026-11-20T19:00:00+01:00").unwrap(), Until::At(moment));
+        for text in ["", "soon", "2", "2026-11-20"] {
+            assert_eq!(read_until(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Orders carried out once, and written down in the transaction that carries them out.
+//!
+//! An order has a key of its actor's choice. Whoever did not hear the answer gives the same order again
+//! with the same key, and hears what was said the first time: the line of the audit is found before
+//! anything is locked. Two that come at once both look in vain; the second one's line is then refused by
+//! the index, its transaction is rolled back, and done anew it finds the first.
+//!
+//! A dry run is no second implementation: it does everything and undoes it, so what it says is what an
+//! order would do at that moment.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use serde_json::Value;
+use sqlx::{Executor as _, PgConnection};
+use uuid::Uuid;
+
+use crate::bmdb::action::{Done, ordered_about};
+use crate::bmdb::change::apply;
+use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::facts::{Snapshot, read};
+use crate::bmdb::schedule::{lock, reschedule, tell};
+use crate::bmdb::work::Decision;
+use crate::model::ids::MachineId;
+use crate::model::time::Timestamp;
+
+const SAVEPOINT: &str = include_str!("../../sql/action/savepoint.sql");
+const UNDO: &str = include_str!("../../sql/action/undo.sql");
+const WHAT: &str = "carrying out an order";
+/// How often an order is begun anew because the same one was given at once.
+const TRIES: usize = 3;
+
+/// Who orders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Actor {
+    /// As people and the audit know them.
+    pub name: String,
+    /// The credential they came with; `None` for whoever writes to the BMDB directly.
+    pub credential: Option<Uuid>,
+}
+
+/// An order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Who gives it.
+    pub actor: Actor,
+    /// Which, as `shepherd.fleet.v1.Machines/Hold`.
+    pub rpc: String,
+    /// About what, for people.
+    pub target: String,
+    /// Why.
+    pub reason: String,
+    /// Its name among those of its actor.
+    pub idempotency_key: Option<String>,
+    /// Whether to change nothing.
+    pub dry_run: bool,
+    /// The version that the machine must still have.
+    pub expected_version: Option<i64>,
+    /// What tells it from another order with the same key.
+    pub request: [u8; 32],
+}
+
+/// What became of an order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Carried {
+    /// The answer.
+    pub done: Done,
+    /// Whether that was given before, and nothing was done now.
+    pub repeated: bool,
+    /// Its line in the audit.
+    pub audit: Uuid,
+    /// What it was about, before.
+    pub before: Option<Value>,
+    /// And after.
+    pub after: Option<Value>,
+}
+
+/// A line of the audit.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "columns of the table, described where it is made")]
+pub struct AuditLine {
+    pub audit_id: Uuid,
+    pub at: Timestamp,
+    pub actor: String,
+    pub credential_id: Option<Uuid>,
+    pub rpc: String,
+    pub target: String,
+    pub reason: String,
+    pub idempotency_key: Option<String>,
+    pub dry_run: bool,
+    pub outcome: String,
+    pub said: String,
+    pub before: Option<Value>,
+    pub after: Option<Value>,
+}
+
+/// What tells one order from another: the digest of how it was said.
+#[must_use]
+pub fn request_digest(said: &[u8]) -> [u8; 32] {
+    let digest = ring::digest::digest(&ring::digest::SHA256, said);
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(digest.as_ref());
+    bytes
+}
+
+impl Bmdb {
+    /// Carries out an order about one machine, with its line in the audit.
+    pub async fn order_machine<F>(
+        &self,
+        order: Order,
+        machine: MachineId,
+        decide: F,
+    ) -> Result<Carried, BmdbError>
+    where
+        F: Fn(&Snapshot) -> Decision<Done> + Send + Sync + 'static,
+    {
+        let (bmdb, order, decide) = (self.clone(), Arc::new(order), Arc::new(decide));
+        self.ordered(WHAT, move |tx| {
+            let (bmdb, order, decide) = (bmdb.clone(), order.clone(), decide.clone());
+            Box::pin(async move { carry_out(&bmdb, tx, &order, machine, &*decide).await })
+        })
+        .await
+    }
+
+    /// Runs a transaction that carries out an order, and anew when the same order was given at once: then it
+    /// finds what became of that.
+    pub(crate) async fn ordered<F>(&self, what: &'static str, body: F) -> Result<Carried, BmdbError>
+    where
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<Carried, BmdbError>>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
+        for _ in 0..TRIES {
+            let carried = self.transact(what, body.clone()).await;
+            if !matches!(carried, Err(BmdbError::OrderedAtOnce)) {
+                return carried;
+            }
+        }
+        Err(BmdbError::OrderedAtOnce)
+    }
+}
+
+async fn carry_out(
+    bmdb: &Bmdb,
+    tx: &mut PgConnection,
+    order: &Order,
+    machine: MachineId,
+    decide: &(dyn Fn(&Snapshot) -> Decision<Done> + Send + Sync),
+) -> Result<Carried, BmdbError> {
+    if let Some(carried) = given_before(tx, order).await? {
+        return Ok(carried);
+    }
+    let rows = lock(tx, machine).await?;
+    if let Some(expected) = order.expected_version {
+        let found = version(tx, machine).await?;
+        if found != expected {
+            return Err(BmdbError::OtherVersion { machine: order.target.clone(), found, expected });
+        }
+    }
+    let snapshot = read(tx, machine).await?;
+    let decision = decide(&snapshot);
+    let before = ordered_about(&snapshot.facts);
+    let mut after = before.clone();
+    begin_attempt(tx, order).await?;
+    if !decision.changes.is_empty() || !decision.events.is_empty() {
+        for change in &decision.changes {
+            apply(tx, machine, change).await?;
+        }
+        let rescheduled = reschedule(bmdb, tx, machine, &rows).await?;
+        after = ordered_about(&rescheduled.snapshot.facts);
+        for (event, detail) in &decision.events {
+            tell(tx, machine, event, detail).await?;
+        }
+    }
+    end_attempt(tx, order).await?;
+    write_down(tx, order, Some(machine), decision.answer, Some(before), Some(after)).await
+}
+
+/// Stands before whatever an order changes, so that a dry run can undo it.
+pub(crate) async fn begin_attempt(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
+    if order.dry_run {
+        tx.execute(sqlx::raw_sql(SAVEPOINT)).await.doing(WHAT)?;
+    }
+    Ok(())
+}
+
+/// Undoes what a dry run changed since [`begin_attempt`].
+pub(crate) async fn end_attempt(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
+    if order.dry_run {
+        tx.execute(sqlx::raw_sql(UNDO)).await.doing(WHAT)?;
+    }
+    Ok(())
+}
+
+/// The version of a machine's schedule.
+pub async fn version(tx: &mut PgConnection, machine: MachineId) -> Result<i64, BmdbError> {
+    sqlx::query_file_scalar!("sql/inspect/version.sql", machine.0)
+        .fetch_optional(tx)
+        .await
+        .doing("reading a machine's version")?
+        .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))
+}
+
+/// What was said to this order when it was given before.
+pub(crate) async fn given_before(tx: &mut PgConnection, order: &Order) -> Result<Option<Carried>, BmdbError> {
+    let Some(key) = order.idempotency_key.as_ref().filter(|_| !order.dry_run) else { return Ok(None) };
+    let found = sqlx::query_file!("sql/audit/by_key.sql", order.actor.name, key)
+        .fetch_optional(tx)
+        .await
+        .doing("looking for an order in the audit")?;
+    let Some(row) = found else { return Ok(None) };
+    if row.request != order.request {
+        return Err(BmdbError::KeyOfAnotherOrder { key: key.clone() });
+    }
+    Ok(Some(Carried {
+        done: Done { changed: row.outcome == "changed", said: row.said },
+        repeated: true,
+        audit: row.audit_id,
+        before: row.before,
+        after: row.after,
+    }))
+}
+
+/// Writes an order's line into the audit.
+pub(crate) async fn write_down(
+    tx: &mut PgConnection,
+    order: &Order,
+    machine: Option<MachineId>,
+    done: Done,
+    before: Option<Value>,
+    after: Option<Value>,
+) -> Result<Carried, BmdbError> {
+    let audit = Uuid::now_v7();
+    let written = sqlx::query_file!(
+        "sql/audit/insert.sql",
+        audit,
+        order.actor.name,
+        order.actor.credential,
+        order.rpc,
+        order.target,
+        machine.map(|machine| machine.0),
+        order.reason,
+        order.idempotency_key.as_deref(),
+        order.request.as_slice(),
+        order.dry_run,
+        if done.changed { "changed" } else { "unchanged" },
+        done.said,
+        before,
+        after,
+    )
+    .fetch_optional(tx)
+    .await
+    .doing("writing the audit")?;
+    written.ok_or(BmdbError::OrderedAtOnce)?;
+    Ok(Carried { done, repeated: false, audit, before, after })
+}
+
+/// Lines of the audit, newest first, from the one after `after`; of one machine or of all.
+pub async fn lines(
+    tx: &mut PgConnection,
+    machine: Option<MachineId>,
+    (at, audit): (Timestamp, Uuid),
+    limit: i64,
+) -> Result<Vec<AuditLine>, BmdbError> {
+    match machine {
+        None => sqlx::query_file_as!(AuditLine, "sql/audit/list.sql", at, audit, limit).fetch_all(tx).await,
+        Some(machine) => {
+            sqlx::query_file_as!(AuditLine, "sql/audit/of_machine.sql", at, audit, limit, machine.0)
+                .fetch_all(tx)
+                .await
+        }
+    }
+    .doing("reading the audit")
+}

@@ -1,0 +1,94 @@
+//! Looking at the BMDB for somebody on the network, so that it costs the fleet nothing it would notice.
+//!
+//! What is read for the API goes through a pool of its own, of few connections: who asks too much waits for
+//! others who ask, and never for the loops, nor they for him. A look is one moment of the database, takes
+//! no locks, and holds its snapshot for five seconds at the most: it may take half of that, and the
+//! statement that is under way then as long again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use sqlx::{Executor as _, PgConnection};
+
+use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::error::BmdbError;
+
+const BEGIN: &str = include_str!("../../sql/inspect/begin_brief.sql");
+const WHAT: &str = "reading what to show";
+/// How long a look may take, as `begin_brief.sql` says of each of its statements.
+const LIMIT: Duration = Duration::from_millis(2500);
+
+/// A handle that looks and never writes; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Looks {
+    bmdb: Bmdb,
+}
+
+impl Looks {
+    /// A pool of `most` connections to the database of `bmdb`.
+    pub async fn connect(bmdb: &Bmdb, most: u32) -> Result<Self, BmdbError> {
+        let mut settings = bmdb.settings().clone();
+        settings.application.push_str(" api");
+        settings.max_connections = most;
+        Ok(Self { bmdb: Bmdb::connect(settings).await? })
+    }
+
+    /// The handle itself, for what remembers the policy.
+    #[must_use]
+    pub fn bmdb(&self) -> &Bmdb {
+        &self.bmdb
+    }
+
+    /// Runs `body` at one moment of the database. It may run several times.
+    pub async fn look<T, F>(&self, body: F) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
+    {
+        let body = Arc::new(body);
+        self.bmdb
+            .transact(WHAT, move |tx| {
+                let body = body.clone();
+                Box::pin(async move {
+                    tx.execute(sqlx::raw_sql(BEGIN)).await.doing(WHAT)?;
+                    let looked = tokio::time::timeout(LIMIT, body(tx)).await;
+                    looked.unwrap_or(Err(BmdbError::LookedTooLong { limit: LIMIT }))
+                })
+            })
+            .await
+    }
+}
+
+/// A server of the API that is alive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiPlace {
+    /// `HOST:PORT` under which it is reached.
+    pub endpoints: Vec<String>,
+    /// What it is verified against, DER in base64. Empty: the trust store of whoever calls.
+    pub ca_certificates: Vec<String>,
+}
+
+impl Bmdb {
+    /// Every server of the API that is alive, as they say of themselves.
+    pub async fn api_servers(&self) -> Result<Vec<ApiPlace>, BmdbError> {
+        let found = self
+            .statement("looking for servers of the API", |connection| {
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("sql/credential/servers.sql").fetch_all(connection).await
+                })
+            })
+            .await?;
+        let texts = |info: &serde_json::Value, key: &str| -> Vec<String> {
+            let listed = info.get(key).and_then(serde_json::Value::as_array).into_iter().flatten();
+            listed.filter_map(|text| text.as_str().map(str::to_owned)).collect()
+        };
+        Ok(found
+            .iter()
+            .map(|info| ApiPlace {
+                endpoints: texts(info, "endpoints"),
+                ca_certificates: texts(info, "ca_certificates"),
+            })
+            .collect())
+    }
+}

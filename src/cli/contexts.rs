@@ -1,0 +1,225 @@
+//! Contexts: which fleet's API to ask, and with which token.
+//!
+//! They stand in one TOML file, `~/.config/shepherd/contexts.toml` or what `SHEPHERD_CONTEXTS` names. It
+//! holds no secret: a token stands in a file of its own that nobody else may read, and the file here names
+//! it. `tokens bootstrap --save_context` writes all of this for a person who may write to the BMDB.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::error::CliError;
+
+/// The file as it is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contexts {
+    /// Name of the one that is used when none is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current: Option<String>,
+    /// All of them.
+    #[serde(default)]
+    pub contexts: BTreeMap<String, Context>,
+}
+
+/// A fleet's API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Context {
+    /// `HOST:PORT` of its servers, tried in turn.
+    pub servers: Vec<String>,
+    /// What they are verified against, PEM.
+    pub ca_certificate_path: PathBuf,
+    /// A file that holds the token.
+    pub token_path: PathBuf,
+}
+
+/// Where the file is.
+pub fn path() -> Result<PathBuf, CliError> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(path) = variable("SHEPHERD_CONTEXTS") {
+        return Ok(path);
+    }
+    let directory = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+    let directory = directory.ok_or_else(|| {
+        CliError::Wrong(
+            "there is no home directory to read contexts from; name their file by SHEPHERD_CONTEXTS"
+                .to_owned(),
+        )
+    })?;
+    Ok(directory.join("shepherd").join("contexts.toml"))
+}
+
+impl Contexts {
+    /// Reads the file; one that is not there has none.
+    pub fn read(path: &Path) -> Result<Self, CliError> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => {
+                return Err(CliError::Wrong(format!(
+                    "cannot read the contexts in {}: {error}",
+                    path.display()
+                )));
+            }
+        };
+        toml::from_str(&text)
+            .map_err(|error| CliError::Wrong(format!("{} holds no contexts: {error}", path.display())))
+    }
+
+    /// Writes the file, with its directory.
+    pub fn write(&self, path: &Path) -> Result<(), CliError> {
+        let text = toml::to_string_pretty(self)
+            .map_err(|error| CliError::Failed(format!("cannot write the contexts as TOML: {error}")))?;
+        write_file(path, text.as_bytes(), 0o644)
+    }
+
+    /// The context of that name, or the current one; `None` when none is named at all.
+    pub fn find(&self, name: Option<&str>) -> Result<Option<&Context>, CliError> {
+        let Some(name) = name.or(self.current.as_deref()) else { return Ok(None) };
+        self.contexts.get(name).map(Some).ok_or_else(|| {
+            let known: Vec<&str> = self.contexts.keys().map(String::as_str).collect();
+            CliError::Wrong(if known.is_empty() {
+                format!("there is no context {name:?}, nor any other; `shepherdctl tokens bootstrap --save_context {name}` makes it")
+            } else {
+                format!("there is no context {name:?}; there are {}", known.join(", "))
+            })
+        })
+    }
+}
+
+impl Context {
+    /// The token, from its file.
+    pub fn token(&self) -> Result<SecretString, CliError> {
+        let path = self.token_path.display();
+        let refuse = |what: String| CliError::Wrong(format!("the token {path} {what}"));
+        let mode = std::fs::metadata(&self.token_path)
+            .map_err(|error| refuse(format!("cannot be read: {error}")))?
+            .permissions()
+            .mode();
+        if mode & 0o077 != 0 {
+            return Err(refuse(format!(
+                "can be read by other users (mode {:03o}); run: chmod 600 {path}",
+                mode & 0o777
+            )));
+        }
+        let text = std::fs::read_to_string(&self.token_path)
+            .map_err(|error| refuse(format!("cannot be read: {error}")))?;
+        let token = text.trim();
+        if token.is_empty() {
+            return Err(refuse("is empty; `shepherdctl tokens` makes one".to_owned()));
+        }
+        Ok(SecretString::from(token.to_owned()))
+    }
+}
+
+/// Refuses the name of a context that could not be that of its files.
+pub fn check_name(name: &str) -> Result<(), CliError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
+        return Err(CliError::Wrong(format!(
+            "{name:?} can be no name of a context; give it letters, digits, dashes, dots and underscores"
+        )));
+    }
+    Ok(())
+}
+
+/// Writes a token into a file that nobody else may read, and that is not there yet.
+pub fn write_token(path: &Path, token: &SecretString) -> Result<(), CliError> {
+    let failed = |error: std::io::Error| {
+        CliError::Failed(format!("cannot write the token to {}: {error}; it was not written", path.display()))
+    };
+    make_directory_of(path)?;
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+    file.write_all(format!("{}\n", token.expose_secret()).as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(failed)
+}
+
+/// Whether a token could be written there, before one is made that nobody would have.
+pub fn may_write_token(path: &Path) -> Result<(), CliError> {
+    if path.exists() {
+        return Err(CliError::Wrong(format!(
+            "{} is there already, and may hold a token that is in use; name another file, or remove it first",
+            path.display()
+        )));
+    }
+    make_directory_of(path)
+}
+
+/// Writes a file whole or not at all.
+pub fn write_file(path: &Path, bytes: &[u8], mode: u32) -> Result<(), CliError> {
+    let failed =
+        |error: std::io::Error| CliError::Failed(format!("cannot write {}: {error}", path.display()));
+    make_directory_of(path)?;
+    let next = path.with_extension("next");
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(&next)
+        .map_err(failed)?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed)?;
+    std::fs::rename(&next, path).map_err(failed)
+}
+
+fn make_directory_of(path: &Path) -> Result<(), CliError> {
+    let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    std::fs::create_dir_all(directory).map_err(|error| {
+        CliError::Failed(format!("cannot make the directory {}: {error}", directory.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(directory: &Path) -> Context {
+        Context {
+            servers: vec!["shepherd.example:8444".into()],
+            ca_certificate_path: directory.join("ca.pem"),
+            token_path: directory.join("token"),
+        }
+    }
+
+    #[test]
+    fn contexts_are_read_as_they_were_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deep").join("contexts.toml");
+        assert_eq!(Contexts::read(&path).unwrap(), Contexts::default());
+        let mut contexts = Contexts { current: Some("a".into()), ..Contexts::default() };
+        contexts.contexts.insert("a".into(), context(directory.path()));
+        contexts.write(&path).unwrap();
+        let read = Contexts::read(&path).unwrap();
+        assert_eq!(read, contexts);
+        assert!(read.find(None).unwrap().is_some());
+        assert_eq!(read.find(Some("b")).unwrap_err().to_string(), "there is no context \"b\"; there are a");
+        assert_eq!(Contexts::default().find(None).unwrap(), None);
+        for (name, fits) in [("prod-1.b", true), ("", false), ("../a", false), ("a/b", false), (".a", false)]
+        {
+            assert_eq!(check_name(name).is_ok(), fits, "{name}");
+        }
+    }
+
+    #[test]
+    fn token_that_others_may_read_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let context = context(directory.path());
+        write_token(&context.token_path, &SecretString::from("t".to_owned())).unwrap();
+        assert_eq!(context.token().unwrap().expose_secret(), "t");
+        let mut permissions = std::fs::metadata(&context.token_path).unwrap().permissions();
+        assert_eq!(permissions.mode() & 0o777, 0o600);
+        permissions.set_mode(0o640);
+        std::fs::set_permissions(&context.token_path, permissions).unwrap();
+        assert!(context.token().unwrap_err().to_string().contains("chmod 600"));
+        assert!(may_write_token(&context.token_path).is_err(), "a token is never written over");
+    }
+}

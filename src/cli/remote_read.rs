@@ -1,0 +1,205 @@
+//! What the API answers, as the types that answers are printed from: so that a command says the same,
+//! whomever it asked.
+
+use uuid::Uuid;
+
+use crate::bmdb::inspect::{HistoryLine, MachineLine, ProviderLine, SessionLine, WorkLine};
+use crate::cli::error::CliError;
+use crate::model::machine_view::{BrakeLine, Holder, MachineName};
+use crate::model::phase::Phase;
+use crate::model::process::Process;
+use crate::model::time::Timestamp;
+use crate::model::why::{Advice, Deadline, Failure, Next, Why};
+use crate::proto::fleet::v1;
+
+/// A moment.
+#[must_use]
+pub fn moment(said: prost_types::Timestamp) -> Option<Timestamp> {
+    Timestamp::from_timestamp(said.seconds, u32::try_from(said.nanos).ok()?)
+}
+
+fn odd(what: &str) -> CliError {
+    CliError::Failed(format!(
+        "the API answered without {what}; is it of another release? With --direct and --bmdb_url the database is asked \
+         itself"
+    ))
+}
+
+/// A moment that must be there.
+pub fn at(said: Option<prost_types::Timestamp>, what: &str) -> Result<Timestamp, CliError> {
+    said.and_then(moment).ok_or_else(|| odd(what))
+}
+
+fn id(text: &str, what: &str) -> Result<Uuid, CliError> {
+    Uuid::try_parse(text).map_err(|_| odd(what))
+}
+
+/// Names of a machine.
+pub fn name(said: Option<v1::MachineName>) -> Result<MachineName, CliError> {
+    let said = said.ok_or_else(|| odd("a machine's name"))?;
+    Ok(MachineName {
+        machine: id(&said.machine, "a machine's id")?,
+        provider: said.provider,
+        provider_id: said.provider_id,
+    })
+}
+
+/// A machine of a list.
+pub fn machine(said: v1::Machine) -> Result<MachineLine, CliError> {
+    Ok(MachineLine {
+        name: name(said.name)?,
+        phase: said.phase,
+        phase_since: at(said.phase_since, "a phase's beginning")?,
+        address: said.address,
+        location: said.location,
+        heartbeat_at: said.heartbeat_at.and_then(moment),
+        working: said.working,
+        process: said.process,
+        ready_at: said.ready_at.and_then(moment),
+        reason: said.reason,
+    })
+}
+
+/// An open session.
+pub fn session(said: v1::Session) -> Result<SessionLine, CliError> {
+    Ok(SessionLine {
+        session: id(&said.session, "a session's id")?,
+        process: id(&said.process, "a process's id")?,
+        component: said.component,
+        host: said.host,
+        pid: said.pid,
+        version: said.version,
+        started_at: at(said.started_at, "a session's beginning")?,
+        deadline: at(said.deadline, "a session's deadline")?,
+        work: said.work,
+    })
+}
+
+/// A live work item.
+pub fn work(said: v1::WorkItem) -> Result<WorkLine, CliError> {
+    let holder = said.work.ok_or_else(|| odd("who works"))?;
+    Ok(WorkLine {
+        name: name(said.name)?,
+        lane: said.lane,
+        work: Holder {
+            process: holder.process,
+            fence: holder.fence,
+            since: at(holder.since, "a work item's beginning")?,
+            session: id(&holder.session, "a session's id")?,
+            component: holder.component,
+            host: holder.host,
+            pid: holder.pid,
+            session_deadline: holder.session_deadline.and_then(moment),
+            session_closed_at: holder.session_closed_at.and_then(moment),
+        },
+    })
+}
+
+/// What a provider answered last.
+#[must_use]
+pub fn provider(said: v1::Provider) -> ProviderLine {
+    ProviderLine {
+        provider: said.provider,
+        kind: said.kind,
+        listed_at: said.listed_at.and_then(moment),
+        machines: said.machines,
+        error: said.error,
+        error_at: said.error_at.and_then(moment),
+        brake: said.brake,
+        brake_since: said.brake_since.and_then(moment),
+    }
+}
+
+/// A brake that is on.
+pub fn brake(said: v1::Brake) -> Result<BrakeLine, CliError> {
+    Ok(BrakeLine {
+        kind: said.kind,
+        scope: said.scope,
+        reason: said.reason,
+        engaged_at: at(said.engaged_at, "a brake's beginning")?,
+        seen_at: at(said.seen_at, "when a brake was seen")?,
+    })
+}
+
+/// A line of history.
+pub fn event(said: v1::Event) -> Result<HistoryLine, CliError> {
+    Ok(HistoryLine {
+        at: at(said.at, "an event's moment")?,
+        event: said.event,
+        lane: said.lane,
+        fence: said.fence,
+        process: said.process,
+        session: said.session.as_deref().map(|session| id(session, "a session's id")).transpose()?,
+        component: said.component,
+        host: said.host,
+        detail: said.detail,
+    })
+}
+
+/// Why a machine is as it is.
+pub fn why(said: v1::WhyResponse) -> Result<Why, CliError> {
+    Ok(Why {
+        name: name(said.name)?,
+        phase: phase(&said.phase),
+        since: said.since.and_then(moment),
+        at: at(said.at, "its moment")?,
+        waits_for: said.waits_for,
+        obstacle: said.obstacle,
+        decided_at: said.decided_at,
+        next: match said.next {
+            None => None,
+            Some(next) => Some(Next {
+                process: process(&next.process),
+                at: at(next.at, "when is next")?,
+                timer: next.timer,
+            }),
+        },
+        deadline: match said.deadline {
+            None => None,
+            Some(deadline) => Some(Deadline { at: at(deadline.at, "a deadline")?, then: deadline.then }),
+        },
+        failures: said
+            .failures
+            .into_iter()
+            .map(|failure| {
+                Ok(Failure {
+                    process: process(&failure.process),
+                    count: failure.count,
+                    cause: failure.cause,
+                    until: at(failure.until, "the end of a wait")?,
+                    next_wait_seconds: failure.next_wait_seconds,
+                })
+            })
+            .collect::<Result<_, CliError>>()?,
+        work: said.work,
+        notes: said.notes,
+        advice: said
+            .advice
+            .into_iter()
+            .map(|advice| Advice { command: advice.command, when: advice.when })
+            .collect(),
+    })
+}
+
+fn phase(said: &str) -> &'static str {
+    Phase::ALL.into_iter().map(Phase::as_str).find(|known| *known == said).unwrap_or("(of another release)")
+}
+
+fn process(said: &str) -> &'static str {
+    Process::ALL
+        .into_iter()
+        .map(Process::as_str)
+        .find(|known| *known == said)
+        .unwrap_or("(of another release)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answer_that_lacks_something_is_said_to() {
+        let said = machine(v1::Machine::default()).unwrap_err().to_string();
+        assert!(said.starts_with("the API answered without a machine's name"), "{said}");
+    }
+}

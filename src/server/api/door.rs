@@ -1,0 +1,283 @@
+//! Whose call it is, and whether they may make it.
+//!
+//! Every call passes here once, whichever way it came in, and is then known by its [`Caller`]. A token is
+//! looked up each time: nothing is remembered of it, so revoking one counts with the next call. Calls are
+//! limited by source before anything is looked up, and by credential after it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::{Extensions, HeaderMap, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::bmdb::audit::Actor;
+use crate::bmdb::credential::{self, Credential, Presented};
+use crate::bmdb::look::Looks;
+use crate::model::access::{Role, Scope};
+use crate::model::machine_view::MachineName;
+use crate::model::time::Rate;
+use crate::server::api::access::{Needs, may, rule_of};
+use crate::server::api::listener::ApiPeer;
+use crate::server::api::refusal::{of_bmdb, refused, too_often, unknown};
+use crate::server::callback_service::CallRates;
+
+/// How often somebody may call.
+#[derive(Clone, Copy, Debug)]
+pub struct ApiRates {
+    /// From one address, whoever it is.
+    pub source: Rate,
+    /// With one credential.
+    pub credential: Rate,
+}
+
+/// Whoever calls.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    credential: Arc<Credential>,
+}
+
+impl Caller {
+    /// The credential they call with.
+    #[must_use]
+    pub fn credential(&self) -> &Credential {
+        &self.credential
+    }
+
+    /// With whose machines it is good.
+    #[must_use]
+    pub fn scope(&self) -> &Scope {
+        &self.credential.scope
+    }
+
+    /// As the audit knows them: names are not unique, credentials are.
+    #[must_use]
+    pub fn actor(&self) -> Actor {
+        let Credential { id, kind, name, .. } = &*self.credential;
+        Actor { name: format!("{name} ({kind} {id})"), credential: Some(*id) }
+    }
+
+    /// Refuses a machine that the credential does not reach, as if it were not there.
+    pub fn reaches(&self, name: &MachineName, asked: &str) -> Result<(), Status> {
+        if self.scope().holds(name.provider.as_deref()) {
+            return Ok(());
+        }
+        let said =
+            format!("this credential reaches no machine {asked:?}; it is for the machines of some providers");
+        Err(unknown("machine", asked, said))
+    }
+}
+
+/// What checks calls.
+pub struct Door {
+    looks: Looks,
+    by_source: CallRates,
+    by_credential: CallRates,
+}
+
+impl Door {
+    /// A door of a fleet's API.
+    #[must_use]
+    pub fn new(looks: Looks, rates: ApiRates) -> Self {
+        Self {
+            looks,
+            by_source: CallRates::new(rates.source),
+            by_credential: CallRates::new(rates.credential),
+        }
+    }
+
+    /// Forgets the rates of whoever has not called for long.
+    pub fn forget_idle(&self) {
+        self.by_source.forget_idle();
+        self.by_credential.forget_idle();
+    }
+
+    /// Whether a credential is good, for streams that were opened with it.
+    pub async fn is_good(&self, id: Uuid) -> Result<bool, Status> {
+        let found = self
+            .looks
+            .look(move |tx| Box::pin(async move { credential::by_id(tx, id).await }))
+            .await
+            .map_err(of_bmdb)?;
+        Ok(found.is_some_and(|found| found.active))
+    }
+
+    /// Whose call it is, `None` where that does not matter; or why it is refused. Nothing of the call is
+    /// looked at but its headers.
+    pub async fn admit(
+        &self,
+        rpc: &str,
+        headers: &HeaderMap,
+        peer: &ApiPeer,
+    ) -> Result<Option<Caller>, Status> {
+        let admitted = self.judge(rpc, headers, peer).await;
+        if let Err(status) = &admitted {
+            tracing::debug!(rpc, address = %peer.address, code = ?status.code(), "a call was refused");
+        }
+        admitted
+    }
+
+    async fn judge(&self, rpc: &str, headers: &HeaderMap, peer: &ApiPeer) -> Result<Option<Caller>, Status> {
+        if !self.by_source.allows(key_of_address(peer.address.ip())) {
+            return Err(too_often(Duration::from_secs(1)));
+        }
+        let Some(rule) = rule_of(rpc) else {
+            return Err(refused(Code::Unimplemented, "NO_SUCH_CALL", format!("there is no call {rpc}")));
+        };
+        if rule.needs == Needs::Nobody {
+            return Ok(None);
+        }
+        let credential = self.credential_of(headers, peer).await?;
+        let mut key = [0; 32];
+        key[..16].copy_from_slice(credential.id.as_bytes());
+        if !self.by_credential.allows(key) {
+            return Err(too_often(Duration::from_secs(1)));
+        }
+        may(&rule, credential.role, &credential.scope)
+            .map_err(|said| refused(Code::PermissionDenied, "NOT_ALLOWED", said))?;
+        Ok(Some(Caller { credential: Arc::new(credential) }))
+    }
+
+    /// The credential of a call: its token, or the connection's certificate where it has none.
+    async fn credential_of(&self, headers: &HeaderMap, peer: &ApiPeer) -> Result<Credential, Status> {
+        let found = match bearer(headers)? {
+            Some(token) => {
+                let presented = Presented::read(token).ok_or_else(|| unauthenticated(NOT_KNOWN))?;
+                let presented = Arc::new(presented);
+                self.looks
+                    .look(move |tx| {
+                        let presented = presented.clone();
+                        Box::pin(async move { credential::of_token(tx, &presented).await })
+                    })
+                    .await
+            }
+            None => match peer.certificate {
+                Some(fingerprint) => {
+                    self.looks
+                        .look(move |tx| {
+                            Box::pin(async move { credential::of_certificate(tx, fingerprint).await })
+                        })
+                        .await
+                }
+                None => {
+                    return Err(unauthenticated(
+                        "this call needs a credential: send `authorization: Bearer TOKEN`, or connect with a client \
+                         certificate that was pinned; `shepherdctl tokens` makes either",
+                    ));
+                }
+            },
+        };
+        let credential = found.map_err(of_bmdb)?.ok_or_else(|| unauthenticated(NOT_KNOWN))?;
+        if credential.active {
+            return Ok(credential);
+        }
+        // Whoever proved it may know that it was good once.
+        Err(unauthenticated(if credential.revoked_at.is_some() {
+            "this credential was revoked; ask an admin for another one"
+        } else {
+            "this credential has expired; ask an admin for another one"
+        }))
+    }
+}
+
+const NOT_KNOWN: &str = "this credential is not known to this fleet; is it whole, and for this fleet?";
+
+fn unauthenticated(said: &str) -> Status {
+    refused(Code::Unauthenticated, "NO_CREDENTIAL", said)
+}
+
+fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Status> {
+    let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
+    let token = value.to_str().ok().and_then(|value| {
+        let (scheme, token) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    });
+    token.map(Some).ok_or_else(|| unauthenticated("the header `authorization` must be `Bearer TOKEN`"))
+}
+
+/// What an address is counted by.
+pub(super) fn key_of_address(address: IpAddr) -> [u8; 32] {
+    let mut key = [0; 32];
+    match address.to_canonical() {
+        IpAddr::V4(address) => key[..4].copy_from_slice(&address.octets()),
+        // Whoever has one address of such a network has all of them.
+        IpAddr::V6(address) => key[4..12].copy_from_slice(&address.octets()[..8]),
+    }
+    key
+}
+
+/// Lets a call in, known by its [`Caller`], or refuses it.
+pub async fn guard(State(door): State<Arc<Door>>, mut request: Request, next: Next) -> Response {
+    let rpc = request.uri().path().trim_start_matches('/').to_owned();
+    // A call in JSON was let in before its body was read, and its caller is known. Nobody can send that:
+    // extensions do not come over the network.
+    if request.extensions().get::<Caller>().is_none() {
+        let admitted = match peer(request.extensions()) {
+            Ok(peer) => door.admit(&rpc, request.headers(), &peer).await,
+            Err(status) => Err(status),
+        };
+        match admitted {
+            Ok(Some(caller)) => drop(request.extensions_mut().insert(caller)),
+            Ok(None) => {}
+            Err(status) => return status.into_http(),
+        }
+    }
+    // Not for the services' eyes, nor for what they may log.
+    request.headers_mut().remove(header::AUTHORIZATION);
+    next.run(request).await
+}
+
+/// The connection that a request came by.
+pub fn peer(extensions: &Extensions) -> Result<ApiPeer, Status> {
+    extensions.get::<ApiPeer>().cloned().ok_or_else(|| {
+        tracing::error!("a call came in without its connection");
+        refused(Code::Internal, "INTERNAL", "this shepherd failed to answer")
+    })
+}
+
+/// The caller of a request that passed the door.
+pub fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, Status> {
+    request.extensions().get::<Caller>().cloned().ok_or_else(|| {
+        tracing::error!("a call came to a service without passing the door");
+        refused(Code::Internal, "INTERNAL", "this shepherd failed to answer")
+    })
+}
+
+/// A role's name as somebody said it.
+pub fn role(said: &str) -> Result<Role, Status> {
+    said.parse().map_err(|error: crate::model::process::UnknownName| {
+        crate::server::api::refusal::wrong("role", error.to_string())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_bearer_token_is_one() {
+        let read = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, value.parse().unwrap());
+            bearer(&headers).map(|token| token.map(str::to_owned)).ok()
+        };
+        assert_eq!(read("Bearer x"), Some(Some("x".to_owned())));
+        assert_eq!(read("bearer x"), Some(Some("x".to_owned())));
+        assert_eq!(read("Basic eDp5"), None);
+        assert_eq!(read("x"), None);
+        assert_eq!(bearer(&HeaderMap::new()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_network_is_one_source() {
+        let key = |text: &str| key_of_address(text.parse().unwrap());
+        assert_eq!(key("2001:db8:1:2::1"), key("2001:db8:1:2:ffff::9"));
+        assert_ne!(key("2001:db8:1:2::1"), key("2001:db8:1:3::1"));
+        assert_ne!(key("192.0.2.1"), key("192.0.2.2"));
+        assert_eq!(key("::ffff:192.0.2.1"), key("192.0.2.1"));
+    }
+}

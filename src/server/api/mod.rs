@@ -1,0 +1,41 @@
+//! The fleet API: what operators ask and order, over gRPC and as JSON.
+//!
+//! # How a call comes in
+//!
+//! [`listener`] takes TLS connections, with or without a client certificate. A call by gRPC goes to the
+//! service its path names; one as JSON is turned into the same call by [`transcode`], from the contracts'
+//! descriptors, and its answer is turned back. Either passes the same [`door`]: whose credential it is, and
+//! whether the one table of [`access`] lets them. There is no other way to a service.
+//!
+//! * [`machines`], [`fleet`], [`credentials`], [`audits`]: the services. They read through
+//!   [`Looks`](crate::bmdb::look::Looks), a capped pool of their own, and order through
+//!   [`Bmdb::order_machine`](crate::bmdb::connection::Bmdb::order_machine), which writes the audit.
+//! * [`watch`]: streams, which end with the credential they were opened with.
+//! * [`openapi`]: the same descriptors as an OpenAPI document.
+//! * [`texts`], [`pages`]: what a request may say, before anything is done with it.
+//! * [`refusal`]: errors as sentences, with the standard details of gRPC.
+//!
+//! # What a caller can do to us
+//!
+//! Nothing is decided here that the engine does not decide for itself. A caller costs a connection of a
+//! bounded number, calls of a bounded rate, watches of a bounded number, and looks at the database of a
+//! bounded length; a list is a page, and a page looks at a bounded number of machines. Whoever has no
+//! credential is refused by the headers of his call, and nothing more of it is read.
+
+pub mod access;
+pub mod audits;
+pub mod convert;
+pub mod credentials;
+pub mod door;
+pub mod fleet;
+pub mod listener;
+pub mod machines;
+pub mod openapi;
+pub mod orders;
+pub mod pages;
+pub mod refusal;
+pub mod server;
+pub mod site;
+pub mod texts;
+pub mod transcode;
+pub mod watch;

@@ -1,0 +1,213 @@
+//! Lists, and what the API says of itself.
+
+use std::collections::BTreeSet;
+
+use anyhow::Context as _;
+use base64::Engine as _;
+use serde_json::{Value, json};
+use shepherd::model::access::Role;
+use tokio_stream::StreamExt as _;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+use crate::api::{Api, order};
+use crate::harness::callback::provided;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_give_each_machine_once_under_any_filter() -> anyhow::Result<()> {
+    let api = Api::start("api_pages").await?;
+    let operator = api.key(Role::Operator, &[], None).await?;
+    let mut machines = Vec::new();
+    for _ in 0..11 {
+        machines.push(provided(&api.pool).await?);
+    }
+    sqlx::query("UPDATE machine_provided SET location = 'north/7' WHERE machine_id = ANY ($1)")
+        .bind(machines.iter().take(4).map(|machine| machine.0).collect::<Vec<_>>())
+        .execute(&api.pool)
+        .await?;
+    let hold = json!({ "machine": machines[0], "order": order("r", "k") });
+    api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
+    for (filter, expected) in [
+        (json!({}), 11),
+        (json!({ "providers": ["rack"] }), 11),
+        (json!({ "providers": ["none"] }), 0),
+        (json!({ "locations": ["north"] }), 4),
+        (json!({ "locations": ["south", "north/7"] }), 4),
+        (json!({ "tags": ["hold"] }), 1),
+        (json!({ "tags": ["hold", "quarantine"] }), 0),
+        (json!({ "tags": ["no_such_fact"] }), 0),
+        (json!({ "locations": ["north"], "tags": ["hold"] }), 1),
+        (json!({ "manufacturers": ["nobody"] }), 0),
+    ] {
+        let (mut found, mut token) = (Vec::new(), String::new());
+        loop {
+            let body = json!({ "filter": filter, "pageSize": 3, "pageToken": token });
+            let page = api.call(Some(&operator.token), "Machines/List", body).await?.ok()?;
+            let lines = page["machines"].as_array().context("a list")?;
+            assert!(lines.len() <= 3);
+            found.extend(lines.iter().map(|line| line["name"]["machine"].to_string()));
+            token = page["nextPageToken"].as_str().context("a token")?.to_owned();
+            if token.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(found.len(), expected, "{filter}");
+        assert_eq!(found.len(), found.iter().collect::<BTreeSet<_>>().len(), "{filter} gives one twice");
+    }
+    for body in [
+        json!({ "filter": { "phases": ["Rady"] } }),
+        json!({ "filter": { "tags": ["x; DROP TABLE audit"] } }),
+        json!({ "pageSize": 501 }),
+        json!({ "pageToken": "x" }),
+        json!({ "filter": { "tags": ["\u{0}"] } }),
+    ] {
+        assert_eq!(api.call(Some(&operator.token), "Machines/List", body.clone()).await?.code, 400, "{body}");
+    }
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_that_can_be_asked_is_answered() -> anyhow::Result<()> {
+    let api = Api::start("api_answers").await?;
+    let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
+    sqlx::query(
+        "INSERT INTO work_backoff VALUES ($1, 'AgentStart', 3, 1000, now() + INTERVAL '1 h', 'no route to host')",
+    )
+    .bind(machine.0)
+    .execute(&api.pool)
+    .await?;
+    sqlx::query("UPDATE machine_due SET process = 'AgentStart', ready_at = now() WHERE machine_id = $1 AND lane = 'access'")
+        .bind(machine.0)
+        .execute(&api.pool)
+        .await?;
+    let ask = async |rpc: &str, body: Value| api.call(Some(&admin.token), rpc, body).await?.ok();
+    let why = ask("Machines/Why", json!({ "machine": machine })).await?;
+    assert_eq!(why["failures"][0]["cause"], "no route to host");
+    assert!(why["advice"].as_array().is_some_and(|advice| !advice.is_empty()), "{why}");
+    let got = ask("Machines/Get", json!({ "machine": machine })).await?;
+    assert_eq!(got["facts"]["machine_provided"]["address"], "192.0.2.1");
+    assert_eq!(got["backoffs"][0]["failures"], 3);
+    let backoffs = ask("Backoffs/List", json!({ "pageSize": 1 })).await?;
+    assert_eq!(backoffs["backoffs"][0]["name"]["machine"], machine.to_string());
+    let due = ask("Schedule/List", json!({ "process": "AgentStart" })).await?;
+    assert_eq!(due["due"][0]["name"]["machine"], machine.to_string());
+    let sessions = ask("Sessions/List", json!({})).await?;
+    assert_eq!(sessions["sessions"][0]["component"], "api");
+    assert_eq!(ask("Work/List", json!({})).await?["work"], json!([]));
+    assert_eq!(ask("Providers/List", json!({})).await?["providers"], json!([]));
+    assert_eq!(ask("Policy/Get", json!({})).await?["policy"]["recovery_silence_timeout"], "10m");
+    let counts = ask("Statistics/Get", json!({})).await?;
+    assert_eq!(counts["counts"][0]["machines"], "1");
+    let timeline = ask("Machines/Timeline", json!({ "machine": machine })).await?;
+    assert_eq!(timeline["more"], false);
+    // A hold for longer than JSON can say moments leaves lists readable.
+    let hold = json!({ "machine": machine, "after": "90000000d", "order": order("for ever", "k") });
+    api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    ask("Machines/List", json!({})).await?;
+    ask("Machines/Get", json!({ "machine": machine })).await?;
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_shepherd_gives_the_same_answer() -> anyhow::Result<()> {
+    let api = Api::start("api_two").await?;
+    let (other, stop) = api.another().await?;
+    let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
+    let hold = json!({ "machine": machine, "order": order("at one of them", "k") });
+    let held =
+        api.call_at(other.local_addr, Some(&admin.token), "Machines/Hold", hold.clone()).await?.ok()?;
+    let again = api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    assert_eq!(
+        (&again["repeated"], &again["audit"]),
+        (&json!(true), &held["audit"]),
+        "it was given to the other"
+    );
+    for (rpc, body) in [
+        ("Machines/List", json!({})),
+        ("Machines/Get", json!({ "machine": machine })),
+        ("Machines/Why", json!({ "machine": machine })),
+        ("Machines/Timeline", json!({ "machine": machine })),
+        ("Work/List", json!({})),
+        ("Schedule/List", json!({ "process": "AgentStart" })),
+        ("Backoffs/List", json!({})),
+        ("Providers/List", json!({})),
+        ("Policy/Get", json!({})),
+        ("Statistics/Get", json!({})),
+        ("Credentials/WhoAmI", json!({})),
+        ("Credentials/List", json!({})),
+        ("Audit/List", json!({})),
+    ] {
+        let mut answers = Vec::new();
+        for server in [api.server.local_addr, other.local_addr] {
+            let mut answer = api.call_at(server, Some(&admin.token), rpc, body.clone()).await?.ok()?;
+            // The moment it was asked at.
+            let fields = answer.as_object_mut().context("an object")?;
+            fields.remove("at");
+            // They say how long ago somebody did something.
+            fields.remove("notes");
+            answers.push(answer);
+        }
+        assert_eq!(answers[0], answers[1], "{rpc}");
+    }
+    stop.cancel();
+    other.ended().await;
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn odd_places_in_lists_are_refused_and_not_asked_of_the_database() -> anyhow::Result<()> {
+    let api = Api::start("api_odd_places").await?;
+    let admin = api.key(Role::Admin, &[], None).await?;
+    let nil = uuid::Uuid::nil();
+    for (rpc, list, place) in [
+        ("Backoffs/List", "backoffs", format!("{nil} a\0")),
+        ("Audit/List", "audit", format!("{} {nil}", i64::MIN)),
+        ("Audit/List", "audit", format!("-200000000000000000 {nil}")),
+        ("Credentials/List", "credentials", "x".to_owned()),
+    ] {
+        let token = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(format!("{list} {place}"));
+        let refused = api.call(Some(&admin.token), rpc, json!({ "pageToken": token })).await?;
+        assert_eq!(refused.code, 400, "{rpc} {place:?}: {refused:?}");
+    }
+    for machine in ["a\u{0}", "\u{fffd}/%00", &"x".repeat(301)] {
+        let refused = api.call(Some(&admin.token), "Machines/Why", json!({ "machine": machine })).await?;
+        assert!([400, 404].contains(&refused.code), "{machine:?}: {refused:?}");
+    }
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contracts_and_health_are_told_to_anybody() -> anyhow::Result<()> {
+    let api = Api::start("api_contracts").await?;
+    let channel = api.channel(None).await?;
+    let health =
+        HealthClient::new(channel.clone()).check(HealthCheckRequest { service: String::new() }).await?;
+    assert_eq!(health.into_inner().status, 1, "serving");
+    let ask = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let mut told = ServerReflectionClient::new(channel)
+        .server_reflection_info(tokio_stream::once(ask))
+        .await?
+        .into_inner();
+    let told = told.next().await.context("an answer")??.message_response;
+    let Some(MessageResponse::ListServicesResponse(services)) = told else { anyhow::bail!("{told:?}") };
+    let names: Vec<String> = services.service.into_iter().map(|service| service.name).collect();
+    assert!(names.contains(&"shepherd.fleet.v1.Machines".to_owned()), "{names:?}");
+
+    let document: Value = api.http.get(api.url("/openapi.json")).send().await?.json().await?;
+    assert!(document["paths"].as_object().is_some_and(|paths| paths.len() > 15), "{document}");
+    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let plain =
+        api.http.post(api.url("/api/shepherd.fleet.v1.Credentials/WhoAmI")).bearer_auth(&viewer.token);
+    let plain = plain.body("{}").send().await?;
+    assert_eq!(plain.status(), 400, "what is not said to be JSON is not taken for it");
+    let unknown = api.call(None, "Machines/Explode", json!({})).await?;
+    assert_eq!(unknown.code, 404);
+    api.stop().await
+}

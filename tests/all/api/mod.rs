@@ -1,0 +1,218 @@
+//! The fleet API as its callers have it: the real server on a real database, called over TLS by gRPC and
+//! as JSON.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use secrecy::ExposeSecret as _;
+use serde_json::{Value, json};
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::credential::NewCredential;
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::bmdb::secret::SecretsKey;
+use shepherd::bmdb::session::Sessions;
+use shepherd::model::access::{Role, Scope};
+use shepherd::model::ids::ProcessId;
+use shepherd::model::time::Span;
+use shepherd::server::api::door::ApiRates;
+use shepherd::server::api::server::{ApiServer, ApiSettings, serve_api};
+use shepherd::server::certificate::{CertificateSource, RenewalClock};
+use sqlx::PgPool;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::harness::postgres::TestDatabase;
+
+mod access;
+mod command_line;
+mod lists;
+mod orders;
+mod watch;
+
+/// A shepherd that only answers operators.
+struct Api {
+    database: TestDatabase,
+    bmdb: Bmdb,
+    pool: PgPool,
+    sessions: Sessions,
+    server: ApiServer,
+    http: reqwest::Client,
+    stop: CancellationToken,
+    keep: CancellationToken,
+    keeper: JoinHandle<()>,
+    directory: tempfile::TempDir,
+}
+
+/// A credential of the test's.
+struct Key {
+    id: uuid::Uuid,
+    token: String,
+}
+
+/// What an answer was: the code of HTTP, and the JSON.
+#[derive(Debug)]
+struct Answer {
+    code: u16,
+    json: Value,
+}
+
+impl Answer {
+    /// The answer, if it was one.
+    fn ok(self) -> anyhow::Result<Value> {
+        anyhow::ensure!(self.code == 200, "{}: {}", self.code, self.json);
+        Ok(self.json)
+    }
+
+    /// The sentence of a refusal.
+    fn message(&self) -> &str {
+        self.json["error"]["message"].as_str().unwrap_or_default()
+    }
+}
+
+fn settings(directory: &Path) -> anyhow::Result<ApiSettings> {
+    let key = SecretsKey::open(&directory.join("secrets.key"))?;
+    Ok(ApiSettings {
+        listen_address: SocketAddr::from(([127, 0, 0, 1], 0)),
+        endpoints: Vec::new(),
+        certificate: CertificateSource::Shared(Arc::new(key)),
+        renewal: RenewalClock::default(),
+        rates: ApiRates { source: "1ms,10000".parse()?, credential: "1ms,10000".parse()? },
+        connections: 100,
+        watches: 20,
+        database_connections: 4,
+    })
+}
+
+impl Api {
+    async fn start(name: &str) -> anyhow::Result<Self> {
+        Self::start_with(name, |_| ()).await
+    }
+
+    async fn start_with(name: &str, change: impl FnOnce(&mut ApiSettings)) -> anyhow::Result<Self> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let database = TestDatabase::create(name).await?;
+        let bmdb = database.bmdb().await?;
+        bmdb.migrate().await?;
+        bmdb.read_policy().await?;
+        let pool = database.pool().await?;
+        let directory = tempfile::tempdir()?;
+        let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_mins(2));
+        let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
+        let keeper = tokio::spawn(keeper.keep(&keep)?);
+        let mut settings = settings(directory.path())?;
+        change(&mut settings);
+        let server =
+            serve_api(bmdb.clone(), sessions.clone(), settings, Metrics::new(), stop.clone()).await?;
+        let authority = server.ca_certificates.first().context("a CA")?;
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .tls_certs_only([reqwest::Certificate::from_der(authority)?])
+            .timeout(Duration::from_mins(2))
+            .build()?;
+        Ok(Self { database, bmdb, pool, sessions, server, http, stop, keep, keeper, directory })
+    }
+
+    /// Ends it in order.
+    async fn stop(self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        self.server.ended().await;
+        self.keep.cancel();
+        Ok(self.keeper.await?)
+    }
+
+    /// A token, made in the database directly.
+    async fn key(&self, role: Role, providers: &[&str], life: Option<Span>) -> anyhow::Result<Key> {
+        key_in(&self.bmdb, role, providers, life).await
+    }
+
+    /// A call in JSON.
+    async fn call(&self, key: Option<&str>, rpc: &str, body: Value) -> anyhow::Result<Answer> {
+        self.call_at(self.server.local_addr, key, rpc, body).await
+    }
+
+    /// A call in JSON of one of the servers on this database.
+    async fn call_at(
+        &self,
+        server: SocketAddr,
+        key: Option<&str>,
+        rpc: &str,
+        body: Value,
+    ) -> anyhow::Result<Answer> {
+        let mut request = self.http.post(format!("https://{server}/api/shepherd.fleet.v1.{rpc}")).json(&body);
+        if let Some(token) = key {
+            request = request.bearer_auth(token);
+        }
+        let response = request.send().await?;
+        Ok(Answer { code: response.status().as_u16(), json: response.json().await? })
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("https://{}{path}", self.server.local_addr)
+    }
+
+    /// Another server on the same database, until its token is cancelled.
+    async fn another(&self) -> anyhow::Result<(ApiServer, CancellationToken)> {
+        let (settings, stop) = (settings(self.directory.path())?, CancellationToken::new());
+        let (bmdb, sessions) = (self.bmdb.clone(), self.sessions.clone());
+        Ok((serve_api(bmdb, sessions, settings, Metrics::new(), stop.clone()).await?, stop))
+    }
+
+    /// A connection by gRPC, with a client certificate or without.
+    async fn channel(&self, identity: Option<Identity>) -> anyhow::Result<Channel> {
+        self.channel_to(self.server.local_addr, identity).await
+    }
+
+    /// A connection to one of the servers on this database.
+    async fn channel_to(&self, server: SocketAddr, identity: Option<Identity>) -> anyhow::Result<Channel> {
+        let authority = self.server.ca_certificates.first().context("a CA")?;
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem(authority)));
+        if let Some(identity) = identity {
+            tls = tls.identity(identity);
+        }
+        let endpoint = Endpoint::from_shared(format!("https://{server}"))?;
+        Ok(endpoint.tls_config(tls)?.connect().await?)
+    }
+
+    async fn count(&self, statement: &'static str) -> anyhow::Result<i64> {
+        Ok(sqlx::query_scalar(statement).fetch_one(&self.pool).await?)
+    }
+}
+
+async fn key_in(bmdb: &Bmdb, role: Role, providers: &[&str], life: Option<Span>) -> anyhow::Result<Key> {
+    let order = Order {
+        actor: Actor { name: "test".to_owned(), credential: None },
+        rpc: "test".to_owned(),
+        target: "credential".to_owned(),
+        reason: "a test".to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(&[]),
+    };
+    let new = NewCredential {
+        name: format!("{role}'s"),
+        role,
+        scope: Scope::of(providers.iter().map(|&provider| provider.to_owned())),
+        expires_after: life,
+        certificate: None,
+    };
+    let made = bmdb.create_credential(order, new).await?;
+    let token = made.token.context("a token")?.expose_secret().to_owned();
+    Ok(Key { id: made.credential.context("a credential")?.id, token })
+}
+
+fn pem(der: &[u8]) -> String {
+    use base64::Engine as _;
+    let text = base64::engine::general_purpose::STANDARD.encode(der);
+    format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
+}
+
+/// An order as JSON.
+fn order(reason: &str, key: &str) -> Value {
+    json!({ "reason": reason, "idempotencyKey": key })
+}

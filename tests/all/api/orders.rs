@@ -1,0 +1,222 @@
+//! Orders: carried out once, written down, and tried in vain.
+
+use anyhow::Context as _;
+use prost_reflect::DescriptorPool;
+use serde_json::{Value, json};
+use shepherd::bmdb::change::{FactChange, HostKeySource};
+use shepherd::bmdb::work::Decision;
+use shepherd::model::access::Role;
+use shepherd::model::host_key::HostKey;
+use shepherd::model::ids::MachineId;
+use shepherd::proto::fleet::DESCRIPTORS;
+use tokio::task::JoinSet;
+
+use crate::api::{Api, order};
+use crate::harness::callback::provided;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> anyhow::Result<()> {
+    let api = Api::start("api_orders").await?;
+    let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
+    let hold =
+        json!({ "machine": machine, "scope": "power", "after": "2h", "order": order("a new disk", "k1") });
+    let held = api.call(Some(&admin.token), "Machines/Hold", hold.clone()).await?.ok()?;
+    assert_eq!((&held["changed"], &held["repeated"]), (&json!(true), &json!(false)));
+    assert_eq!(held["before"], json!({}));
+    assert_eq!(held["after"]["hold"]["scope"], "power");
+
+    let again = api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    assert_eq!(
+        (&again["repeated"], &again["audit"], &again["said"]),
+        (&json!(true), &held["audit"], &held["said"])
+    );
+    assert_eq!(api.count("SELECT count(*) FROM history WHERE event = 'Held'").await?, 1);
+    let other = json!({ "machine": machine, "order": order("a new disk", "k1") });
+    let refused = api.call(Some(&admin.token), "Machines/Hold", other).await?;
+    assert_eq!(refused.code, 409, "{refused:?}");
+
+    let release = json!({ "machine": machine, "order": order("disk is in", "k2") });
+    api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
+    let audit = api.call(Some(&admin.token), "Audit/List", json!({ "machine": machine })).await?.ok()?;
+    let lines: Vec<(&Value, &Value, &Value)> = audit["orders"]
+        .as_array()
+        .context("a list")?
+        .iter()
+        .map(|line| (&line["rpc"], &line["reason"], &line["outcome"]))
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            (&json!("shepherd.fleet.v1.Machines/Release"), &json!("disk is in"), &json!("changed")),
+            (&json!("shepherd.fleet.v1.Machines/Hold"), &json!("a new disk"), &json!("changed")),
+        ]
+    );
+    let actor = audit["orders"][0]["actor"].as_str().context("an actor")?;
+    assert!(actor.starts_with("admin's (token ") && actor.contains(&admin.id.to_string()), "{actor}");
+    assert_eq!(audit["orders"][0]["before"]["hold"]["reason"], "a new disk");
+    assert_eq!(audit["orders"][0]["after"], json!({}));
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dry_run_says_what_would_be_and_changes_nothing() -> anyhow::Result<()> {
+    let api = Api::start("api_dry_run").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let state = "SELECT coalesce(sum(version), 0)::INT8 + (SELECT count(*) FROM machine_hold)
+                 + (SELECT count(*) FROM history) FROM machine_due";
+    let before = api.count(state).await?;
+    let hold = json!({ "machine": machine, "order": { "reason": "what if", "dryRun": true } });
+    let dry = api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
+    assert_eq!((&dry["changed"], &dry["dryRun"]), (&json!(true), &json!(true)));
+    assert_eq!(dry["after"]["hold"]["reason"], "what if");
+    assert_eq!(api.count(state).await?, before, "a dry run changed something");
+    assert_eq!(api.count("SELECT count(*) FROM audit WHERE dry_run").await?, 1, "but it is in the audit");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn same_order_given_many_times_at_once_is_carried_out_once() -> anyhow::Result<()> {
+    let api = std::sync::Arc::new(Api::start("api_at_once").await?);
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let mut calls = JoinSet::new();
+    for _ in 0..8 {
+        let (api, token) = (api.clone(), operator.token.clone());
+        calls.spawn(async move {
+            let hold = json!({ "machine": machine, "order": order("all at once", "one") });
+            api.call(Some(&token), "Machines/Hold", hold).await?.ok()
+        });
+    }
+    let mut answers = Vec::new();
+    while let Some(answer) = calls.join_next().await {
+        answers.push(answer??);
+    }
+    assert_eq!(answers.iter().filter(|answer| answer["repeated"] == json!(false)).count(), 1, "{answers:#?}");
+    assert!(answers.iter().all(|answer| answer["audit"] == answers[0]["audit"]));
+    assert_eq!(api.count("SELECT count(*) FROM history WHERE event = 'Held'").await?, 1);
+    assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 1);
+    let admin = api.key(Role::Admin, &[], None).await?;
+    for _ in 0..8 {
+        let (api, token) = (api.clone(), admin.token.clone());
+        calls.spawn(async move {
+            let body = json!({ "name": "kim", "role": "viewer", "order": order("all at once", "two") });
+            api.call(Some(&token), "Credentials/Create", body).await?.ok()
+        });
+    }
+    let mut tokens = 0;
+    while let Some(answer) = calls.join_next().await {
+        tokens += usize::from(answer??["token"] != json!(""));
+    }
+    assert_eq!(tokens, 1, "one of them is told the token");
+    assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE name = 'kim'").await?, 1);
+    std::sync::Arc::into_inner(api).context("every caller has heard its answer")?.stop().await
+}
+
+/// A request of this call that can be carried out.
+fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Result<Value> {
+    let mut body = match rpc {
+        "Machines/Hold" | "Machines/Release" | "Machines/Retry" => json!({ "machine": machine }),
+        "Machines/AllowHostKey" => json!({ "machine": machine, "fingerprint": key(2).fingerprint() }),
+        "Credentials/Create" => json!({ "name": "kim", "role": "viewer" }),
+        "Credentials/Revoke" => json!({ "credential": credential }),
+        other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
+    };
+    body["order"] = order(&format!("to try {rpc}"), rpc);
+    Ok(body)
+}
+
+fn key(byte: u8) -> HostKey {
+    HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte; 51] }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_that_takes_an_order_is_in_the_audit() -> anyhow::Result<()> {
+    let api = Api::start("api_audit").await?;
+    let (admin, other) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let machine = provided(&api.pool).await?;
+    let changes = vec![
+        FactChange::HostKeyPinned {
+            algorithm: key(1).algorithm,
+            public_key: key(1).key,
+            source: HostKeySource::FirstUse,
+        },
+        FactChange::HostKeyRefused { algorithm: key(2).algorithm, public_key: key(2).key },
+    ];
+    api.bmdb
+        .change_machine(machine, move |_| Decision {
+            changes: changes.clone(),
+            events: Vec::new(),
+            answer: (),
+        })
+        .await?;
+    let mut tried = 0;
+    for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
+        for method in service.methods() {
+            if method.input().get_field_by_name("order").is_none() {
+                continue;
+            }
+            let rpc = format!("{}/{}", service.name(), method.name());
+            api.call(Some(&admin.token), &rpc, request(&rpc, machine, other.id)?).await?.ok()?;
+            let written: Option<(String, String, Option<uuid::Uuid>)> =
+                sqlx::query_as("SELECT reason, actor, credential_id FROM audit WHERE rpc = $1")
+                    .bind(format!("{}/{}", service.full_name(), method.name()))
+                    .fetch_optional(&api.pool)
+                    .await?;
+            let (reason, actor, credential) = written.with_context(|| format!("{rpc} is in no audit"))?;
+            assert_eq!((reason, credential), (format!("to try {rpc}"), Some(admin.id)));
+            assert!(actor.starts_with("admin's (token "), "{actor}");
+            tried += 1;
+        }
+    }
+    assert!(tried >= 6, "only {tried} calls take an order");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> anyhow::Result<()> {
+    let api = Api::start("api_version").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
+    let hold = |version: &Value, key: &str| json!({ "machine": machine, "order": { "reason": "r", "idempotencyKey": key, "expectedVersion": version } });
+    api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "1")).await?.ok()?;
+    let refused = api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "2")).await?;
+    assert_eq!((refused.code, &refused.json["error"]["status"]), (409, &json!("ABORTED")));
+    assert!(refused.message().contains("look again"), "{refused:?}");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> anyhow::Result<()> {
+    let api = Api::start("api_odd_orders").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    for (field, body) in [
+        ("order", json!({ "machine": machine })),
+        ("order.reason", json!({ "machine": machine, "order": order(" ", "k") })),
+        ("order.idempotency_key", json!({ "machine": machine, "order": order("r", "") })),
+        ("scope", json!({ "machine": machine, "scope": "half", "order": order("r", "k") })),
+        ("after", json!({ "machine": machine, "after": "soon", "order": order("r", "k") })),
+        ("machine", json!({ "order": order("r", "k") })),
+        ("machine", json!({ "machine": "a\u{0}", "order": order("r", "k") })),
+        ("order.reason", json!({ "machine": machine, "order": order("\u{1b}[2J", "k") })),
+        ("order.idempotency_key", json!({ "machine": machine, "order": order("r", "\u{0}") })),
+        ("body", json!({ "machin": machine })),
+        ("body", json!([1])),
+    ] {
+        let refused = api.call(Some(&operator.token), "Machines/Hold", body).await?;
+        assert_eq!(refused.code, 400, "{field}: {refused:?}");
+        let violation = refused.json["error"]["details"].as_array().and_then(|details| {
+            details.iter().find_map(|detail| detail["fieldViolations"][0]["field"].as_str())
+        });
+        assert_eq!(violation, Some(field), "{refused:?}");
+    }
+    let admin = api.key(Role::Admin, &[], None).await?;
+    let versioned = json!({ "name": "kim", "role": "viewer", "order": { "reason": "r", "idempotencyKey": "k", "expectedVersion": "1" } });
+    assert_eq!(
+        api.call(Some(&admin.token), "Credentials/Create", versioned).await?.code,
+        400,
+        "none has a version"
+    );
+    let nobody = json!({ "machine": "no-such", "order": order("r", "k") });
+    assert_eq!(api.call(Some(&operator.token), "Machines/Hold", nobody).await?.code, 404);
+    assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 0);
+    api.stop().await
+}

@@ -1,0 +1,250 @@
+//! Watches: what they tell, and when they end.
+
+use anyhow::Context as _;
+use serde_json::json;
+use shepherd::model::access::Role;
+use shepherd::proto::fleet::v1::machines_client::MachinesClient;
+use shepherd::proto::fleet::v1::watch_machines_response::What;
+use shepherd::proto::fleet::v1::{MachineFilter, WatchMachinesRequest, WatchMachinesResponse};
+use tokio_stream::StreamExt as _;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status, Streaming};
+
+use crate::api::{Api, Key, order};
+use crate::harness::callback::provided;
+use crate::harness::program::PATIENCE;
+
+async fn watch(
+    api: &Api,
+    key: &Key,
+    request: WatchMachinesRequest,
+) -> anyhow::Result<Streaming<WatchMachinesResponse>> {
+    Ok(watch_on(api.channel(None).await?, key, request).await??)
+}
+
+/// A watch by this connection, or why it is refused.
+async fn watch_on(
+    channel: Channel,
+    key: &Key,
+    request: WatchMachinesRequest,
+) -> anyhow::Result<Result<Streaming<WatchMachinesResponse>, Status>> {
+    let mut request = Request::new(request);
+    request.metadata_mut().insert("authorization", format!("Bearer {}", key.token).parse()?);
+    Ok(MachinesClient::new(channel).watch(request).await.map(tonic::Response::into_inner))
+}
+
+async fn next(
+    stream: &mut Streaming<WatchMachinesResponse>,
+) -> anyhow::Result<Result<WatchMachinesResponse, Status>> {
+    tokio::time::timeout(PATIENCE, stream.next())
+        .await
+        .context("the watch is silent")?
+        .context("the watch ended")
+}
+
+/// The next machine that is told, as (id, reason); `None` for one that is gone.
+async fn next_machine(
+    stream: &mut Streaming<WatchMachinesResponse>,
+) -> anyhow::Result<(String, Option<String>)> {
+    loop {
+        match next(stream).await??.what.context("something")? {
+            What::Machine(machine) => {
+                return Ok((machine.name.context("a name")?.machine, Some(machine.reason)));
+            }
+            What::Gone(machine) => return Ok((machine, None)),
+            What::Quiet(_) => {}
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credential() -> anyhow::Result<()> {
+    let api = Api::start("api_watch").await?;
+    let (admin, viewer) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let machine = provided(&api.pool).await?;
+    let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
+    let Some(What::Machine(first)) = next(&mut stream).await??.what else { anyhow::bail!("not a machine") };
+    assert_eq!(first.name.context("a name")?.machine, machine.to_string());
+    let quiet = next(&mut stream).await??;
+    assert!(matches!(quiet.what, Some(What::Quiet(_))) && !quiet.resume.is_empty(), "{quiet:?}");
+
+    let hold = json!({ "machine": machine, "order": order("a new disk", "k1") });
+    api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    let (told, reason) = next_machine(&mut stream).await?;
+    assert_eq!(told, machine.to_string());
+    assert!(reason.context("a line")?.contains("held"));
+
+    // Whoever resumes hears what changed since, and not what there is.
+    let still = provided(&api.pool).await?;
+    let resumed = WatchMachinesRequest { resume: quiet.resume, ..Default::default() };
+    let mut second = watch(&api, &viewer, resumed).await?;
+    assert_eq!(
+        next_machine(&mut second).await?.0,
+        machine.to_string(),
+        "and not {still}, of which nothing is told"
+    );
+
+    let revoke = json!({ "credential": viewer.id, "order": order("left", "k2") });
+    api.call(Some(&admin.token), "Credentials/Revoke", revoke).await?.ok()?;
+    for stream in [&mut stream, &mut second] {
+        let end = loop {
+            if let Err(status) = next(stream).await? {
+                break status;
+            }
+        };
+        assert_eq!(end.code(), Code::Unauthenticated, "{end}");
+    }
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_with_a_filter_tells_what_comes_and_goes() -> anyhow::Result<()> {
+    let api = Api::start("api_watch_filter").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let filter = MachineFilter { tags: vec!["hold".to_owned()], ..Default::default() };
+    let mut stream =
+        watch(&api, &operator, WatchMachinesRequest { filter: Some(filter), resume: String::new() }).await?;
+    let first = next(&mut stream).await??;
+    assert!(matches!(first.what, Some(What::Quiet(_))), "nothing is held yet: {first:?}");
+    let hold = json!({ "machine": machine, "order": order("r", "1") });
+    api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
+    assert!(next_machine(&mut stream).await?.1.is_some());
+    let release = json!({ "machine": machine, "order": order("r", "2") });
+    api.call(Some(&operator.token), "Machines/Release", release).await?.ok()?;
+    assert_eq!(next_machine(&mut stream).await?, (machine.to_string(), None));
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_goes_on_at_another_shepherd_when_its_own_stops() -> anyhow::Result<()> {
+    let api = Api::start("api_watch_moves").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let still = provided(&api.pool).await?;
+    let (other, stop) = api.another().await?;
+    let mut stream =
+        watch_on(api.channel_to(other.local_addr, None).await?, &operator, WatchMachinesRequest::default())
+            .await??;
+    let mut resume = String::new();
+    while resume.is_empty() {
+        resume = next(&mut stream).await??.resume;
+    }
+    stop.cancel();
+    let end = loop {
+        match next(&mut stream).await? {
+            Ok(said) => resume = said.resume,
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(end.code(), Code::Unavailable, "{end}");
+    other.ended().await;
+
+    let hold = json!({ "machine": machine, "order": order("while nobody told", "k") });
+    api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
+    let mut stream = watch(&api, &operator, WatchMachinesRequest { resume, ..Default::default() }).await?;
+    let (told, reason) = next_machine(&mut stream).await?;
+    assert_eq!(told, machine.to_string(), "and not {still}, which is as it was told");
+    assert!(reason.context("a line")?.contains("held"));
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_not_reach()
+-> anyhow::Result<()> {
+    let api = Api::start("api_watch_scope").await?;
+    let admin = api.key(Role::Admin, &[], None).await?;
+    let (ours, theirs) = (provided(&api.pool).await?, provided(&api.pool).await?);
+    for statement in [
+        "UPDATE machine_provided SET provider = 'other' WHERE machine_id = $1",
+        "UPDATE machine_due SET provider = 'other' WHERE machine_id = $1",
+    ] {
+        sqlx::query(statement).bind(theirs.0).execute(&api.pool).await?;
+    }
+    let viewer = api.key(Role::Viewer, &["rack"], None).await?;
+    let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
+    let mut resume = String::new();
+    while resume.is_empty() {
+        resume = next(&mut stream).await??.resume;
+    }
+    drop(stream);
+    // Theirs changes first, so it would be told first, as gone.
+    for (machine, key) in [(theirs, "1"), (ours, "2")] {
+        let hold = json!({ "machine": machine, "order": order("r", key) });
+        api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    }
+    let filter = Some(MachineFilter { tags: vec!["hold".to_owned()], ..Default::default() });
+    let mut stream =
+        watch(&api, &viewer, WatchMachinesRequest { filter: filter.clone(), resume: resume.clone() }).await?;
+    assert!(matches!(next(&mut stream).await??.what, Some(What::Quiet(_))));
+    assert_eq!(next_machine(&mut stream).await?.0, ours.to_string());
+    assert!(matches!(next(&mut stream).await??.what, Some(What::Quiet(_))), "nothing else is told");
+    // Ours is let go, and is told as gone to whoever watches what is held, though they began after it was.
+    let release = json!({ "machine": ours, "order": order("r", "3") });
+    api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
+    let mut late = watch(&api, &viewer, WatchMachinesRequest { filter, resume }).await?;
+    assert_eq!(next_machine(&mut late).await?, (ours.to_string(), None));
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_have_a_bound_and_none_goes_on_after_long() -> anyhow::Result<()> {
+    let api = Api::start_with("api_watch_bounds", |settings| settings.watches = 1).await?;
+    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
+    let resume = next(&mut stream).await??.resume;
+    let second = watch_on(api.channel(None).await?, &viewer, WatchMachinesRequest::default()).await?;
+    assert_eq!(second.err().context("a second watch")?.code(), Code::ResourceExhausted);
+    drop(stream);
+    let end = std::time::Instant::now() + PATIENCE;
+    let mut again = loop {
+        let request = WatchMachinesRequest { resume: resume.clone(), ..Default::default() };
+        match watch_on(api.channel(None).await?, &viewer, request).await? {
+            Ok(stream) => break stream,
+            Err(_) => anyhow::ensure!(std::time::Instant::now() < end, "the first watch never ends"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    };
+    assert!(matches!(next(&mut again).await??.what, Some(What::Quiet(_))));
+    drop(again);
+    api.database.advance(std::time::Duration::from_hours(2)).await?;
+    let end = std::time::Instant::now() + PATIENCE;
+    let refused = loop {
+        let request = WatchMachinesRequest { resume: resume.clone(), ..Default::default() };
+        match watch_on(api.channel(None).await?, &viewer, request).await? {
+            Ok(mut stream) => break next(&mut stream).await?.err().context("it goes on")?,
+            Err(_) => anyhow::ensure!(std::time::Instant::now() < end, "the first watch never ends"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    };
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_as_json_is_server_sent_events_and_the_server_ends_it_when_it_stops() -> anyhow::Result<()> {
+    let api = Api::start("api_events").await?;
+    let (viewer, machine) = (api.key(Role::Viewer, &[], None).await?, provided(&api.pool).await?);
+    let response = api
+        .http
+        .post(api.url("/api/shepherd.fleet.v1.Machines/Watch"))
+        .bearer_auth(&viewer.token)
+        .json(&json!({}))
+        .send()
+        .await?;
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let (mut events, mut text) = (response.bytes_stream(), String::new());
+    while !text.contains("\"quiet\"") {
+        let some = tokio::time::timeout(PATIENCE, events.next()).await?.context("the stream ended")??;
+        text.push_str(std::str::from_utf8(&some)?);
+    }
+    let first =
+        text.split("\n\n").next().and_then(|event| event.strip_prefix("data: ")).context("an event")?;
+    let first: serde_json::Value = serde_json::from_str(first)?;
+    assert_eq!(first["machine"]["name"]["machine"], machine.to_string());
+
+    let stopping = tokio::spawn(api.stop());
+    while let Some(some) = tokio::time::timeout(PATIENCE, events.next()).await? {
+        text.push_str(std::str::from_utf8(&some?)?);
+    }
+    assert!(text.contains("event: error") && text.contains("resume at another one"), "{text}");
+    stopping.await?
+}
