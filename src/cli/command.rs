@@ -91,9 +91,42 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// A verb.
+/// What is done: with a fleet, or with the host that somebody sits at.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its text would be taken for the program's")]
+    Fleet(FleetCommand),
+    /// Print the script that makes a shell complete what you type
+    #[command(after_help = "\
+Examples:
+  shepherdctl completions bash >/etc/bash_completion.d/shepherdctl
+  shepherdctl completions zsh >\"${fpath[1]}/_shepherdctl\"
+  shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish")]
+    Completions(Completions),
+    /// Write the pages of the manual, one a command
+    Manual(Manual),
+}
+
+/// Whose script.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_name = "SHELL", value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Where pages go.
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// The directory, as /usr/local/share/man/man1
+    #[arg(value_name = "DIRECTORY")]
+    pub directory: PathBuf,
+}
+
+/// A verb on a fleet.
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
     /// List machines, sessions, live work or providers
     #[command(subcommand)]
     Get(Get),

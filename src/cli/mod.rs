@@ -23,6 +23,7 @@ pub mod remote;
 pub mod remote_read;
 pub mod restored;
 pub mod run;
+pub mod shell;
 pub mod source;
 pub mod timeline;
 pub mod tokens;

@@ -10,14 +10,14 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::url::password_warning;
-use crate::cli::command::{Allow, Cli, Command, Declare, Describe, Get, Tokens};
+use crate::cli::command::{Allow, Cli, Command, Declare, Describe, FleetCommand, Get, Tokens};
 use crate::cli::contexts::Contexts;
 use crate::cli::error::CliError;
-use crate::cli::output::Output;
+use crate::cli::output::{Format, Output};
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Source, Whom, whom};
 use crate::cli::{
-    contexts, describe, get, issues, operate, output, plan, restored, timeline, tokens, why, yaml,
+    contexts, describe, get, issues, operate, output, plan, restored, shell, timeline, tokens, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -46,8 +46,13 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 /// What the command answers, as text.
 async fn answer(cli: &Cli) -> Result<String, CliError> {
+    let command = match &cli.command {
+        Command::Fleet(command) => command,
+        Command::Completions(of) => return Ok(shell::completions(of.shell)),
+        Command::Manual(into) => return shell::manual(&into.directory),
+    };
     let source = source(cli).await?;
-    let answer = ask(cli, &source).await;
+    let answer = ask(command, cli.output.format(), &source).await;
     source.close().await;
     match cli.output {
         Output::Yaml => Ok(yaml::document(&serde_json::from_str(&answer?)?)),
@@ -55,33 +60,32 @@ async fn answer(cli: &Cli) -> Result<String, CliError> {
     }
 }
 
-async fn ask(cli: &Cli, source: &Source) -> Result<String, CliError> {
-    let format = cli.output.format();
-    match &cli.command {
-        Command::Get(Get::Machines(filters)) => get::machines(source, filters, format).await,
-        Command::Get(Get::Sessions(limited)) => get::sessions(source, limited.limit, format).await,
-        Command::Get(Get::Work(limited)) => get::work(source, limited.limit, format).await,
-        Command::Get(Get::Providers) => get::providers(source, format).await,
-        Command::Describe(Describe::Machine(of)) => {
+async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<String, CliError> {
+    match command {
+        FleetCommand::Get(Get::Machines(filters)) => get::machines(source, filters, format).await,
+        FleetCommand::Get(Get::Sessions(limited)) => get::sessions(source, limited.limit, format).await,
+        FleetCommand::Get(Get::Work(limited)) => get::work(source, limited.limit, format).await,
+        FleetCommand::Get(Get::Providers) => get::providers(source, format).await,
+        FleetCommand::Describe(Describe::Machine(of)) => {
             describe::machine(source.direct("`describe`")?, &of.machine, format).await
         }
-        Command::Why(of) => why::why(source, &of.machine, format).await,
-        Command::Timeline(of) => timeline::timeline(source, &of.machine, of.limit, format).await,
-        Command::Issues => issues::issues(source.direct("`issues`")?, format).await,
-        Command::Plan(asked) => plan::plan(source.direct("`plan`")?, asked, format).await,
-        Command::Hold(hold) => operate::hold(source, hold, format).await,
-        Command::Release(release) => operate::release(source, release, format).await,
-        Command::Retry(retry) => operate::retry(source, retry, format).await,
-        Command::Declare(Declare::Restored(declared)) => {
+        FleetCommand::Why(of) => why::why(source, &of.machine, format).await,
+        FleetCommand::Timeline(of) => timeline::timeline(source, &of.machine, of.limit, format).await,
+        FleetCommand::Issues => issues::issues(source.direct("`issues`")?, format).await,
+        FleetCommand::Plan(asked) => plan::plan(source.direct("`plan`")?, asked, format).await,
+        FleetCommand::Hold(hold) => operate::hold(source, hold, format).await,
+        FleetCommand::Release(release) => operate::release(source, release, format).await,
+        FleetCommand::Retry(retry) => operate::retry(source, retry, format).await,
+        FleetCommand::Declare(Declare::Restored(declared)) => {
             restored::restored(source.direct("`declare restored`")?, declared, format).await
         }
-        Command::Allow(Allow::HostKey(allow)) => operate::allow_host_key(source, allow, format).await,
-        Command::Tokens(Tokens::Bootstrap(first)) => {
+        FleetCommand::Allow(Allow::HostKey(allow)) => operate::allow_host_key(source, allow, format).await,
+        FleetCommand::Tokens(Tokens::Bootstrap(first)) => {
             tokens::bootstrap(source.direct("`tokens bootstrap`")?, first, format).await
         }
-        Command::Tokens(Tokens::Create(new)) => tokens::create(source, new, format).await,
-        Command::Tokens(Tokens::Get) => tokens::get(source, format).await,
-        Command::Tokens(Tokens::Revoke(which)) => tokens::revoke(source, which, format).await,
+        FleetCommand::Tokens(Tokens::Create(new)) => tokens::create(source, new, format).await,
+        FleetCommand::Tokens(Tokens::Get) => tokens::get(source, format).await,
+        FleetCommand::Tokens(Tokens::Revoke(which)) => tokens::revoke(source, which, format).await,
     }
 }
 

@@ -67,7 +67,7 @@ pub fn may_disturb(
         };
         if covered {
             let until = hold.until.unwrap_or_else(|| after(now, STOP_PAUSE.0));
-            return refuse(format!("{} holds it: {}", hold.by, hold.reason), until);
+            return refuse(format!("{} holds it ({}): {}", hold.by, hold.scope.as_str(), hold.reason), until);
         }
     }
     if let Some(heartbeat) = &facts.heartbeat

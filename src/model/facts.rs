@@ -322,7 +322,7 @@ pub struct Postponement {
 pub fn wait_of(facts: &MachineFacts, process: Process) -> Option<(Timestamp, String)> {
     let backoff = facts.backoffs.get(&process).map(|fact| {
         let wait = crate::model::time::Span(Duration::from_secs(fact.last_interval.as_secs()));
-        (fact.until, format!("failed {} in a row, waits about {wait}: {}", times(fact.failures), fact.cause))
+        (fact.until, format!("failed {}, waits about {wait}: {}", times(fact.failures), fact.cause))
     });
     let postponed = facts.postponements.get(&process).map(|fact| (fact.until, fact.reason.clone()));
     match (backoff, postponed) {
@@ -332,5 +332,5 @@ pub fn wait_of(facts: &MachineFacts, process: Process) -> Option<(Timestamp, Str
 }
 
 fn times(count: u32) -> String {
-    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+    if count == 1 { "once".to_owned() } else { format!("{count} times in a row") }
 }

@@ -339,7 +339,7 @@ async fn every_step_is_asked_for_right_before_it_is_taken() -> Result<()> {
     let hold =
         |scope| FactChange::Held(Hold { scope, reason: "new disks".into(), by: "kim".into(), until: None });
     kit.change(machine, vec![hold(HoldScope::Power)]).await?;
-    assert_eq!(refused(ask(&work, Disturbance::Reboot, None).await?)?, "kim holds it: new disks");
+    assert_eq!(refused(ask(&work, Disturbance::Reboot, None).await?)?, "kim holds it (power): new disks");
     kit.change(machine, vec![FactChange::HoldCleared]).await?;
     assert_eq!(refused(ask(&work, Disturbance::Reboot, Some("brake: x")).await?)?, "brake: x");
 

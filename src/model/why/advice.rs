@@ -22,7 +22,14 @@ pub(super) fn advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advi
             add(format!("shepherdctl retry {word}"), "when it shows the pinned key again");
         }
     }
-    if facts.hold.as_ref().is_some_and(|hold| hold.holds_at(now)) {
+    let held = facts.hold.as_ref().is_some_and(|hold| hold.holds_at(now));
+    if facts.needs_human.is_some() && !held {
+        add(
+            format!("shepherdctl hold {word} --reason 'WHAT FOR'"),
+            "before you lay hands on it, so that nothing is ordered of it meanwhile",
+        );
+    }
+    if held {
         add(format!("shepherdctl release {word}"), "when the hold has served its purpose");
     }
     if facts.quarantine.is_some() {

@@ -1,0 +1,125 @@
+//! What a shell and a manual are told about `shepherdctl`: asked of a shell, and read from the pages.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::harness::program::Place;
+
+fn shepherdctl(arguments: &[&str]) -> Result<Output> {
+    // Neither a database nor a context: none of this asks a fleet.
+    let program = env!("CARGO_BIN_EXE_shepherdctl");
+    Ok(Command::new(program).args(arguments).env_clear().stdin(Stdio::null()).output()?)
+}
+
+fn said(arguments: &[&str]) -> Result<String> {
+    let output = shepherdctl(arguments)?;
+    ensure!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The commands that a help text lists.
+fn commands_in(help: &str) -> Vec<String> {
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let words = listed.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
+    words.filter(|word| *word != "help").map(str::to_owned).collect()
+}
+
+/// Every command with those below it, as `get machines` is.
+fn all_commands() -> Result<Vec<Vec<String>>> {
+    let mut found = vec![Vec::new()];
+    let mut next = 0;
+    while let Some(path) = found.get(next).cloned() {
+        let mut arguments: Vec<&str> = path.iter().map(String::as_str).collect();
+        arguments.push("-h");
+        let below = commands_in(&said(&arguments)?);
+        found.extend(below.into_iter().map(|word| [path.clone(), vec![word]].concat()));
+        next += 1;
+    }
+    Ok(found)
+}
+
+/// What bash offers in the place of the last word.
+fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
+    let script = place.write("completions", &said(&["completions", "bash"])?)?;
+    let ask = r#"
+        source "$1"; shift
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+        spec=$(complete -p shepherdctl)
+        [[ $spec =~ -F\ ([^ ]+) ]]
+        "${BASH_REMATCH[1]}" shepherdctl "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+        printf '%s\n' "${COMPREPLY[@]}"
+    "#;
+    let output = Command::new("bash")
+        .args(["--norc", "--noprofile", "-c", ask, "bash"])
+        .arg(script)
+        .args(words)
+        .stdin(Stdio::null())
+        .output()?;
+    ensure!(output.status.success() && output.stderr.is_empty(), "{words:?}: {output:?}");
+    Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
+}
+
+#[test]
+fn bash_completes_what_is_typed() -> Result<()> {
+    let place = Place::new()?;
+    for (words, expected) in [
+        (&["shepherdctl", "wh"][..], &["why"][..]),
+        (&["shepherdctl", "get", "mach"], &["machine", "machines"]),
+        (&["shepherdctl", "get", "machines", "--ph"], &["--phase"]),
+        (&["shepherdctl", "get", "machines", "--phase", "Needs"], &["NeedsHuman"]),
+        (&["shepherdctl", "completions", "f"], &["fish"]),
+        (&["shepherdctl", "nothing-begins-so"], &[]),
+    ] {
+        let offered = offered(&place, words)?;
+        let expected: BTreeSet<String> = expected.iter().map(|word| (*word).to_owned()).collect();
+        assert_eq!(offered, expected, "{words:?}");
+    }
+    let first = offered(&place, &["shepherdctl", ""])?;
+    for command in commands_in(&said(&["-h"])?) {
+        assert!(first.contains(&command), "{command} is not offered: {first:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_shell_is_told_of_every_command() -> Result<()> {
+    let commands = all_commands()?;
+    ensure!(commands.len() > 20, "{commands:?}");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = said(&["completions", shell])?;
+        for word in commands.iter().filter_map(|path| path.last()) {
+            assert!(script.contains(word.as_str()), "{shell} is not told of {word}");
+        }
+    }
+    let wrong = shepherdctl(&["completions", "csh"])?;
+    assert_eq!(wrong.status.code(), Some(2));
+    Ok(())
+}
+
+#[test]
+fn manual_has_a_page_for_every_command() -> Result<()> {
+    let place = Place::new()?;
+    let directory = place.path("man/man1");
+    let text = directory.to_str().context("a path in UTF-8")?;
+    // Twice: a package that is built again writes over what is there.
+    for _ in 0..2 {
+        assert!(said(&["manual", text])?.contains(text));
+    }
+    let commands = all_commands()?;
+    for path in &commands {
+        let name = [vec!["shepherdctl".to_owned()], path.clone()].concat().join("-");
+        let page = std::fs::read_to_string(directory.join(format!("{name}.1"))).context(name.clone())?;
+        assert!(page.contains(".SH NAME") && page.contains(".SH SYNOPSIS"), "{name}");
+    }
+    let hold = std::fs::read_to_string(directory.join("shepherdctl-hold.1"))?;
+    assert!(hold.contains("Stop work on a machine until it is released"), "{hold}");
+
+    let file = place.write("file", "")?;
+    let refused = shepherdctl(&["manual", file.to_str().context("a path in UTF-8")?])?;
+    assert_eq!(refused.status.code(), Some(1));
+    let sentence = String::from_utf8(refused.stderr)?;
+    assert!(sentence.starts_with("shepherdctl: cannot make the directory "), "{sentence}");
+    Ok(())
+}
