@@ -1,12 +1,12 @@
--- These machines as lists have them.
+-- These machines as lists have them (listed.sql).
 SELECT d.machine_id, d.provider, p.provider_id AS "provider_id?", p.address AS "address?",
        p.location AS "location?", d.phase_index AS phase, d.phase_since, h.at AS "heartbeat_at?",
        w.process AS "working?", d.process, d.ready_at, d.reason,
        r.manufacturer AS "manufacturer?", r.product AS "product?"
-FROM machine_due d
-LEFT JOIN machine_provided p ON p.machine_id = d.machine_id
-LEFT JOIN machine_agent_heartbeat h ON h.machine_id = d.machine_id
-LEFT JOIN machine_hardware_report r ON r.machine_id = d.machine_id
-LEFT JOIN work w ON w.machine_id = d.machine_id AND w.lane = d.lane
-WHERE d.lane = 'access' AND d.machine_id = ANY ($1)
+FROM unnest($1::UUID[]) one (machine_id)
+CROSS JOIN LATERAL (SELECT * FROM machine_due f WHERE f.machine_id = one.machine_id AND f.lane = 'access' LIMIT 1) d
+LEFT JOIN LATERAL (SELECT * FROM machine_provided f WHERE f.machine_id = d.machine_id LIMIT 1) p ON true
+LEFT JOIN LATERAL (SELECT * FROM machine_agent_heartbeat f WHERE f.machine_id = d.machine_id LIMIT 1) h ON true
+LEFT JOIN LATERAL (SELECT * FROM machine_hardware_report f WHERE f.machine_id = d.machine_id LIMIT 1) r ON true
+LEFT JOIN LATERAL (SELECT * FROM work f WHERE f.machine_id = d.machine_id AND f.lane = d.lane LIMIT 1) w ON true
 ORDER BY d.machine_id

@@ -1,13 +1,14 @@
--- One page of one (phase, provider), in the order of ids, with what lists are filtered by.
+-- One page of one (phase, provider), in the order of ids, with what lists are filtered by. Each fact is looked up for
+-- its line: a plan that merges tables would read them from their beginning up to the page.
 SELECT d.machine_id, d.provider, p.provider_id AS "provider_id?", p.address AS "address?",
        p.location AS "location?", d.phase_index AS phase, d.phase_since, h.at AS "heartbeat_at?",
        w.process AS "working?", d.process, d.ready_at, d.reason,
        r.manufacturer AS "manufacturer?", r.product AS "product?"
 FROM machine_due d
-LEFT JOIN machine_provided p ON p.machine_id = d.machine_id
-LEFT JOIN machine_agent_heartbeat h ON h.machine_id = d.machine_id
-LEFT JOIN machine_hardware_report r ON r.machine_id = d.machine_id
-LEFT JOIN work w ON w.machine_id = d.machine_id AND w.lane = d.lane
+LEFT JOIN LATERAL (SELECT * FROM machine_provided f WHERE f.machine_id = d.machine_id LIMIT 1) p ON true
+LEFT JOIN LATERAL (SELECT * FROM machine_agent_heartbeat f WHERE f.machine_id = d.machine_id LIMIT 1) h ON true
+LEFT JOIN LATERAL (SELECT * FROM machine_hardware_report f WHERE f.machine_id = d.machine_id LIMIT 1) r ON true
+LEFT JOIN LATERAL (SELECT * FROM work f WHERE f.machine_id = d.machine_id AND f.lane = d.lane LIMIT 1) w ON true
 WHERE d.lane = 'access' AND d.phase_index = $1 AND d.provider = $2 AND d.machine_id > $3
 ORDER BY d.machine_id
 LIMIT $4

@@ -1,1 +1,4 @@
-SELECT t.machine_id FROM {table} t WHERE t.machine_id = ANY ($1)
+-- Which of these machines have a row in a table; looked up one by one, however many there are.
+SELECT t.machine_id
+FROM unnest($1::UUID[]) one (machine_id)
+CROSS JOIN LATERAL (SELECT f.machine_id FROM {table} f WHERE f.machine_id = one.machine_id LIMIT 1) t

@@ -4,9 +4,13 @@
 //! Buffers and not milliseconds: they are the same on a busy host.
 
 use serde_json::Value;
-use sqlx::postgres::PgArguments;
+use shepherd::bmdb::listing::{Cursor, Filter, machines};
+use shepherd::bmdb::look::Looks;
+use shepherd::model::access::Scope;
+use shepherd::server::api::machines::LOOKED_AT;
+use sqlx::postgres::{PgArguments, PgConnectOptions};
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, Postgres};
 use uuid::Uuid;
 
 use crate::bmdb_kit::Kit;
@@ -44,7 +48,10 @@ const FILL: &str = "
     SELECT gen_random_uuid(), 'reboot', 'rack', gen_random_uuid(), 1, '', now() - n * INTERVAL '1 minute', now()
     FROM generate_series(1, 50000) n;
     INSERT INTO fleet_listening VALUES (1, now() - INTERVAL '1 day', now());
-    ANALYZE machine, machine_provided, machine_agent_started, machine_agent_heartbeat, machine_due, session, intent";
+    INSERT INTO machine_hardware_report (machine_id, received_at, incarnation, report, manufacturer, memory_bytes, cpu_threads)
+    SELECT machine_id, now(), 'i', decode(repeat('00', 32), 'hex'), 'maker ' || n % 7, 1, 1 FROM numbered WHERE n % 100 > 0;
+    ANALYZE machine, machine_provided, machine_agent_started, machine_agent_heartbeat, machine_due, session, intent,
+            machine_hardware_report";
 
 async fn filled(name: &str, machines: usize) -> anyhow::Result<(Kit, PgConnection)> {
     let kit = Kit::new(name).await?;
@@ -243,6 +250,7 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
         check_twins(twins, &mut connection, &mut small).await?;
     }
     check_singles(&mut connection).await?;
+    check_lists(&kit).await?;
     check_planned_once(&kit, &mut connection).await?;
     // Last, because they change the fleet for good.
     for twins in both {
@@ -374,6 +382,70 @@ async fn check_planned_once(kit: &Kit, connection: &mut PgConnection) -> anyhow:
         .await?;
         assert_eq!(planned, (5, 5), "planned anew each time: {file}");
     }
+    Ok(())
+}
+
+/// What one page of a list costs, in buffers of all statements that it is made of.
+async fn page_cost(kit: &Kit, looks: &Looks, filter: &Filter, after: Option<&Cursor>) -> anyhow::Result<i64> {
+    let touched = async || -> anyhow::Result<i64> {
+        Ok(sqlx::query_scalar(
+            "SELECT sum(shared_blks_hit + shared_blks_read)::INT8 FROM pg_stat_statements s
+             JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1",
+        )
+        .bind(kit.database.url().parse::<PgConnectOptions>()?.get_database())
+        .fetch_one(&mut kit.database.server_url().parse::<PgConnectOptions>()?.connect().await?)
+        .await?)
+    };
+    let mut cost = 0;
+    // The second one counts: the first one fills the connection's caches.
+    for _ in 0..2 {
+        let before = touched().await?;
+        let (filter, after) = (filter.clone(), after.cloned());
+        looks
+            .look(move |tx| {
+                let (filter, after) = (filter.clone(), after.clone());
+                Box::pin(async move {
+                    machines(tx, &filter, &Scope::Everything, after.as_ref(), 100, LOOKED_AT).await
+                })
+            })
+            .await?;
+        cost = touched().await? - before;
+    }
+    Ok(cost)
+}
+
+/// A page of a hundred machines, whatever it is filtered by and wherever in the list it stands: a bounded number of
+/// lines is looked at, and each is a few looks through an index.
+async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
+    const A_LINE: i64 = 25;
+    let looks = Looks::connect(&kit.bmdb, 2).await?;
+    let middle = Cursor {
+        phase: "Ready".to_owned(),
+        provider: "rack-5".to_owned(),
+        machine: Uuid::from_u128(u128::MAX / 10 * 9),
+    };
+    let some = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    let all = Filter::default();
+    let exact = 101 * A_LINE + 500;
+    #[expect(clippy::cast_possible_wrap, reason = "some thousands")]
+    let looking = (LOOKED_AT + 1000) as i64 * A_LINE;
+    for (name, filter, most) in [
+        ("no filter", all.clone(), exact),
+        ("a phase", Filter { phases: some(&["ready"]), ..all.clone() }, exact),
+        ("a provider", Filter { providers: some(&["rack-7"]), ..all.clone() }, exact),
+        ("a location that none has", Filter { locations: some(&["attic"]), ..all.clone() }, looking),
+        ("a manufacturer", Filter { manufacturers: some(&["maker 3"]), ..all.clone() }, looking),
+        ("a product that none is", Filter { products: some(&["none"]), ..all.clone() }, looking),
+        ("a fact that nearly all have", Filter { tags: some(&["hardware_report"]), ..all.clone() }, looking),
+        ("a fact that none has", Filter { tags: some(&["quarantine"]), ..all.clone() }, looking),
+    ] {
+        for (place, after) in [("the first page", None), ("a page in the middle", Some(&middle))] {
+            let cost = page_cost(kit, &looks, &filter, after).await?;
+            assert!(cost > 0, "{place} by {name} was counted nowhere");
+            assert!(cost <= most, "{place} by {name}: {cost} buffers, {most} at most");
+        }
+    }
+    looks.bmdb().close().await;
     Ok(())
 }
 

@@ -138,9 +138,13 @@ fn every_flag_that_the_documents_name_exists() {
     for arguments in [&["--help"][..], &["enroll", "--help"], &["run", "--help"]] {
         known.push_str(&help(env!("CARGO_BIN_EXE_roleserver"), arguments).unwrap());
     }
-    for arguments in
-        [&["--help"][..], &["get", "machines", "--help"], &["hold", "--help"], &["timeline", "--help"]]
-    {
+    for arguments in [
+        &["--help"][..],
+        &["get", "machines", "--help"],
+        &["hold", "--help"],
+        &["timeline", "--help"],
+        &["tokens", "create", "--help"],
+    ] {
         known.push_str(&help(env!("CARGO_BIN_EXE_shepherdctl"), arguments).unwrap());
     }
     let flags = |text: &str| -> Vec<String> {

@@ -29,7 +29,7 @@ use crate::server::api::site::Site;
 use crate::server::api::watch;
 
 /// Machines that a page of a list looks at, about: with any filter, it costs no more than that.
-const LOOKED_AT: usize = 4000;
+pub const LOOKED_AT: usize = 4000;
 /// Most values of one filter.
 const FILTER_VALUES: usize = 50;
 
