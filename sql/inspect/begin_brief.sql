@@ -1,4 +1,5 @@
--- As begin.sql, for whoever asks over the network: with the limit on the whole transaction, a snapshot is held
--- for five seconds at the most.
+-- As begin.sql, for whoever asks over the network: the limits on one statement and on a client that says nothing
+-- are half of the five seconds for which a snapshot is to be held (look.rs).
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
-SET LOCAL statement_timeout = '2500ms'
+SET LOCAL statement_timeout = '2500ms';
+SET LOCAL idle_in_transaction_session_timeout = '2500ms'

@@ -1,5 +1,6 @@
--- Machines of one (phase, provider), up to a bound.
+-- Machines of one (phase, provider), up to a bound; in the order of their index, so that it is counted there.
 SELECT count(*) AS "count!" FROM (
     SELECT 1 FROM machine_due d
     WHERE d.lane = 'access' AND d.phase_index = $1 AND d.provider = $2
+    ORDER BY d.machine_id
     LIMIT $3) c

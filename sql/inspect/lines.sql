@@ -2,7 +2,7 @@
 SELECT d.machine_id, d.provider, p.provider_id AS "provider_id?", p.address AS "address?",
        p.location AS "location?", d.phase_index AS phase, d.phase_since, h.at AS "heartbeat_at?",
        w.process AS "working?", d.process, d.ready_at, d.reason,
-       r.manufacturer AS "manufacturer?", r.product AS "product?"
+       r.manufacturer AS "manufacturer?", r.product AS "product?", d.timer
 FROM unnest($1::UUID[]) one (machine_id)
 CROSS JOIN LATERAL (SELECT * FROM machine_due f WHERE f.machine_id = one.machine_id AND f.lane = 'access' LIMIT 1) d
 LEFT JOIN LATERAL (SELECT * FROM machine_provided f WHERE f.machine_id = d.machine_id LIMIT 1) p ON true

@@ -3,7 +3,7 @@
 SELECT d.machine_id, d.provider, p.provider_id AS "provider_id?", p.address AS "address?",
        p.location AS "location?", d.phase_index AS phase, d.phase_since, h.at AS "heartbeat_at?",
        w.process AS "working?", d.process, d.ready_at, d.reason,
-       r.manufacturer AS "manufacturer?", r.product AS "product?"
+       r.manufacturer AS "manufacturer?", r.product AS "product?", d.timer
 FROM machine_due d
 LEFT JOIN LATERAL (SELECT * FROM machine_provided f WHERE f.machine_id = d.machine_id LIMIT 1) p ON true
 LEFT JOIN LATERAL (SELECT * FROM machine_agent_heartbeat f WHERE f.machine_id = d.machine_id LIMIT 1) h ON true

@@ -10,7 +10,7 @@ use crate::bmdb::change::{FactChange, HostKeySource};
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::work::Decision;
 use crate::model::facts::{Hold, HoldScope, MachineFacts};
-use crate::model::host_key::{HostKey, PinnedHostKey};
+use crate::model::host_key::PinnedHostKey;
 use crate::model::needs_human::Obstacle;
 use crate::model::process::{Lane, Process};
 use crate::model::telling::{absolute, relative};
@@ -171,61 +171,49 @@ fn ask_no_person(facts: &MachineFacts) -> Vec<FactChange> {
     changes
 }
 
-/// Which host key a person allows, or why there is nothing to allow.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Allowed {
-    /// This one, in place of the one with that fingerprint.
-    Key(HostKey, String),
-    /// It is believed already.
-    Already,
-    /// None: a sentence.
-    Not(String),
-}
-
-/// Looks for the key with that fingerprint among those of a machine that people call `name`.
-#[must_use]
-pub fn allowed(name: &str, keys: Option<&PinnedHostKey>, fingerprint: &str) -> Allowed {
+/// Belief in the host key with that fingerprint, which a machine that people call `name` was refused for, or a
+/// sentence why there is none to believe.
+pub fn allow_host_key(
+    facts: &MachineFacts,
+    keys: Option<&PinnedHostKey>,
+    name: &str,
+    fingerprint: &str,
+    by: &str,
+) -> Result<Decision<Done>, String> {
     let Some(keys) = keys else {
-        return Allowed::Not(format!(
+        return Err(format!(
             "{name} has shown no SSH host key yet, so there is none to allow; the first one is believed"
         ));
     };
     let Some((refused, _)) = &keys.refused else {
         if keys.key.fingerprint() == fingerprint {
-            return Allowed::Already;
+            return Ok(Done::nothing("believes that key already; nothing was changed"));
         }
-        return Allowed::Not(format!("no SSH host key of {name} was refused; pinned is {}", keys.key));
+        return Err(format!("no SSH host key of {name} was refused; pinned is {}", keys.key));
     };
     if refused.fingerprint() != fingerprint {
-        return Allowed::Not(format!(
+        return Err(format!(
             "{fingerprint} is not the key that {name} was refused for: that was {refused}; nothing was changed"
         ));
     }
-    Allowed::Key(refused.clone(), keys.key.fingerprint())
-}
-
-/// A fingerprint as people paste it.
-#[must_use]
-pub fn fingerprint(text: &str) -> &str {
-    text.trim().trim_end_matches('=')
-}
-
-/// Belief in a host key that was refused. It is named by its fingerprint, so whatever happens between
-/// reading and writing, the one pinned is the one that the person meant.
-#[must_use]
-pub fn allow_host_key(facts: &MachineFacts, refused: &HostKey, pinned: &str, by: &str) -> Decision<Done> {
     let mut changes = vec![FactChange::HostKeyPinned {
         algorithm: refused.algorithm.clone(),
         public_key: refused.key.clone(),
         source: HostKeySource::Allowed,
     }];
     changes.extend(after_host_key(facts));
-    Done::changed(
+    Ok(Done::changed(
         changes,
         "HostKeyAllowed",
-        format!("{refused} in place of {pinned}, {by}"),
+        format!("{refused} in place of {}, {by}", keys.key.fingerprint()),
         format!("is believed with the host key {refused}; it is tried again at once"),
-    )
+    ))
+}
+
+/// A fingerprint as people paste it.
+#[must_use]
+pub fn fingerprint(text: &str) -> &str {
+    text.trim().trim_end_matches('=')
 }
 
 /// What the refused key was the cause of: waits in the lane that connects, and a call for a person
@@ -245,8 +233,12 @@ fn after_host_key(facts: &MachineFacts) -> Vec<FactChange> {
 
 /// What orders are about, for the audit: before one and after it.
 #[must_use]
-pub fn ordered_about(facts: &MachineFacts) -> Value {
+pub fn ordered_about(facts: &MachineFacts, keys: Option<&PinnedHostKey>) -> Value {
     let mut told = Map::new();
+    if let Some(keys) = keys {
+        let refused = keys.refused.as_ref().map(|(key, _)| key.fingerprint());
+        told.insert("ssh_host_key".into(), json!({ "pinned": keys.key.fingerprint(), "refused": refused }));
+    }
     if let Some(hold) = &facts.hold {
         told.insert(
             "hold".into(),

@@ -7,6 +7,9 @@
 //!
 //! A dry run is no second implementation: it does everything and undoes it, so what it says is what an
 //! order would do at that moment.
+//!
+//! An order that was refused for what it found is written down as well, in a transaction of its own and
+//! without its key: corrected, it may be given again under the same one.
 
 use std::sync::Arc;
 
@@ -15,13 +18,15 @@ use serde_json::Value;
 use sqlx::{Executor as _, PgConnection};
 use uuid::Uuid;
 
-use crate::bmdb::action::{Done, ordered_about};
+use crate::bmdb::action::{Done, allow_host_key, ordered_about};
 use crate::bmdb::change::apply;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
+use crate::bmdb::inspect::host_keys;
 use crate::bmdb::schedule::{lock, reschedule, tell};
 use crate::bmdb::work::Decision;
+use crate::model::host_key::PinnedHostKey;
 use crate::model::ids::MachineId;
 use crate::model::time::Timestamp;
 
@@ -104,6 +109,9 @@ pub fn request_digest(said: &[u8]) -> [u8; 32] {
     bytes
 }
 
+/// What an order makes of a machine and its host keys.
+type Decide = dyn Fn(&Snapshot, Option<&PinnedHostKey>) -> Result<Decision<Done>, BmdbError> + Send + Sync;
+
 impl Bmdb {
     /// Carries out an order about one machine, with its line in the audit.
     pub async fn order_machine<F>(
@@ -115,19 +123,47 @@ impl Bmdb {
     where
         F: Fn(&Snapshot) -> Decision<Done> + Send + Sync + 'static,
     {
-        let (bmdb, order, decide) = (self.clone(), Arc::new(order), Arc::new(decide));
-        self.ordered(WHAT, move |tx| {
-            let (bmdb, order, decide) = (bmdb.clone(), order.clone(), decide.clone());
-            Box::pin(async move { carry_out(&bmdb, tx, &order, machine, &*decide).await })
-        })
-        .await
+        self.order(order, machine, Arc::new(move |snapshot, _| Ok(decide(snapshot)))).await
+    }
+
+    /// Carries out the order to believe the host key with that fingerprint, which the machine that people call
+    /// `name` was refused for, on behalf of `by`.
+    pub async fn order_host_key(
+        &self,
+        order: Order,
+        machine: MachineId,
+        (name, fingerprint, by): (String, String, String),
+    ) -> Result<Carried, BmdbError> {
+        let decide = move |snapshot: &Snapshot, keys: Option<&PinnedHostKey>| {
+            allow_host_key(&snapshot.facts, keys, &name, &fingerprint, &by)
+                .map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_KEY", said })
+        };
+        self.order(order, machine, Arc::new(decide)).await
+    }
+
+    async fn order(
+        &self,
+        order: Order,
+        machine: MachineId,
+        decide: Arc<Decide>,
+    ) -> Result<Carried, BmdbError> {
+        let (bmdb, order) = (self.clone(), Arc::new(order));
+        let given = order.clone();
+        let carried = self
+            .ordered(WHAT, move |tx| {
+                let (bmdb, order, decide) = (bmdb.clone(), order.clone(), decide.clone());
+                Box::pin(async move { carry_out(&bmdb, tx, &order, machine, &*decide).await })
+            })
+            .await;
+        self.note_refusal(carried, &given, Some(machine)).await
     }
 
     /// Runs a transaction that carries out an order, and anew when the same order was given at once: then it
     /// finds what became of that.
-    pub(crate) async fn ordered<F>(&self, what: &'static str, body: F) -> Result<Carried, BmdbError>
+    pub(crate) async fn ordered<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
     where
-        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<Carried, BmdbError>>
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>>
             + Clone
             + Send
             + Sync
@@ -141,6 +177,41 @@ impl Bmdb {
         }
         Err(BmdbError::OrderedAtOnce)
     }
+
+    /// Writes into the audit that an order was refused for what it found, and passes on what became of it.
+    pub(crate) async fn note_refusal<T>(
+        &self,
+        carried: Result<T, BmdbError>,
+        order: &Order,
+        machine: Option<MachineId>,
+    ) -> Result<T, BmdbError> {
+        let Err(error) = &carried else { return carried };
+        if !matches!(
+            error,
+            BmdbError::OtherVersion { .. }
+                | BmdbError::KeyOfAnotherOrder { .. }
+                | BmdbError::OrderRefused { .. }
+                | BmdbError::NoSuchCredential(_)
+        ) {
+            return carried;
+        }
+        let line = Line {
+            // Of no key: what is corrected may be given under the same one.
+            order: Order { idempotency_key: None, ..order.clone() },
+            machine,
+            outcome: "refused",
+            said: error.to_string(),
+        };
+        let line = Arc::new(line);
+        let noted = self.transact("writing the audit", move |tx| {
+            let line = line.clone();
+            Box::pin(async move { insert(tx, &line, None, None).await.map(drop) })
+        });
+        if let Err(error) = noted.await {
+            tracing::warn!(%error, rpc = order.rpc, "a refused order is in no audit");
+        }
+        carried
+    }
 }
 
 async fn carry_out(
@@ -148,21 +219,20 @@ async fn carry_out(
     tx: &mut PgConnection,
     order: &Order,
     machine: MachineId,
-    decide: &(dyn Fn(&Snapshot) -> Decision<Done> + Send + Sync),
+    decide: &Decide,
 ) -> Result<Carried, BmdbError> {
     if let Some(carried) = given_before(tx, order).await? {
         return Ok(carried);
     }
     let rows = lock(tx, machine).await?;
-    if let Some(expected) = order.expected_version {
-        let found = version(tx, machine).await?;
-        if found != expected {
-            return Err(BmdbError::OtherVersion { machine: order.target.clone(), found, expected });
-        }
+    let found = version(tx, machine).await?;
+    if let Some(expected) = order.expected_version.filter(|expected| *expected != found) {
+        return Err(BmdbError::OtherVersion { machine: order.target.clone(), found, expected });
     }
     let snapshot = read(tx, machine).await?;
-    let decision = decide(&snapshot);
-    let before = ordered_about(&snapshot.facts);
+    let keys = host_keys(tx, machine).await?;
+    let decision = decide(&snapshot, keys.as_ref())?;
+    let before = ordered_about(&snapshot.facts, keys.as_ref());
     let mut after = before.clone();
     begin_attempt(tx, order).await?;
     if !decision.changes.is_empty() || !decision.events.is_empty() {
@@ -170,7 +240,14 @@ async fn carry_out(
             apply(tx, machine, change).await?;
         }
         let rescheduled = reschedule(bmdb, tx, machine, &rows).await?;
-        after = ordered_about(&rescheduled.snapshot.facts);
+        if version(tx, machine).await? == found {
+            // The schedule is as it was, and what was ordered about is not: whoever saw it before must hear.
+            sqlx::query_file!("sql/action/next_version.sql", machine.0)
+                .execute(&mut *tx)
+                .await
+                .doing(WHAT)?;
+        }
+        after = ordered_about(&rescheduled.snapshot.facts, host_keys(tx, machine).await?.as_ref());
         for (event, detail) in &decision.events {
             tell(tx, machine, event, detail).await?;
         }
@@ -224,7 +301,15 @@ pub(crate) async fn given_before(tx: &mut PgConnection, order: &Order) -> Result
     }))
 }
 
-/// Writes an order's line into the audit.
+/// What a line of the audit says, what it was about aside.
+struct Line {
+    order: Order,
+    machine: Option<MachineId>,
+    outcome: &'static str,
+    said: String,
+}
+
+/// Writes the line of an order that was carried out into the audit.
 pub(crate) async fn write_down(
     tx: &mut PgConnection,
     order: &Order,
@@ -233,7 +318,19 @@ pub(crate) async fn write_down(
     before: Option<Value>,
     after: Option<Value>,
 ) -> Result<Carried, BmdbError> {
-    let audit = Uuid::now_v7();
+    let outcome = if done.changed { "changed" } else { "unchanged" };
+    let line = Line { order: order.clone(), machine, outcome, said: done.said.clone() };
+    let audit = insert(tx, &line, before.as_ref(), after.as_ref()).await?;
+    Ok(Carried { done, repeated: false, audit, before, after })
+}
+
+async fn insert(
+    tx: &mut PgConnection,
+    line: &Line,
+    before: Option<&Value>,
+    after: Option<&Value>,
+) -> Result<Uuid, BmdbError> {
+    let (audit, order) = (Uuid::now_v7(), &line.order);
     let written = sqlx::query_file!(
         "sql/audit/insert.sql",
         audit,
@@ -241,21 +338,20 @@ pub(crate) async fn write_down(
         order.actor.credential,
         order.rpc,
         order.target,
-        machine.map(|machine| machine.0),
+        line.machine.map(|machine| machine.0),
         order.reason,
         order.idempotency_key.as_deref(),
         order.request.as_slice(),
         order.dry_run,
-        if done.changed { "changed" } else { "unchanged" },
-        done.said,
+        line.outcome,
+        line.said,
         before,
         after,
     )
     .fetch_optional(tx)
     .await
     .doing("writing the audit")?;
-    written.ok_or(BmdbError::OrderedAtOnce)?;
-    Ok(Carried { done, repeated: false, audit, before, after })
+    written.map(|_| audit).ok_or(BmdbError::OrderedAtOnce)
 }
 
 /// Lines of the audit, newest first, from the one after `after`; of one machine or of all.

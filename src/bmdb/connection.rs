@@ -300,10 +300,14 @@ impl Bmdb {
                 // Should `body` panic: a transaction is open then.
                 connection.close_on_drop();
                 let tried = tokio::time::timeout(TRANSACTION_LIMIT, try_once(what, &mut connection, &body));
-                let Ok(tried) = tried.await else {
+                let Ok((tried, is_sound)) = tried.await else {
                     return Err(bmdb.unanswered(what, connection, TRANSACTION_LIMIT));
                 };
-                give_back(connection);
+                if is_sound {
+                    give_back(connection);
+                } else {
+                    drop(connection.detach());
+                }
                 match tried {
                     Tried::Done(result) => {
                         bmdb.metrics().transaction(what, result_of(&result));
@@ -427,28 +431,31 @@ enum Tried<T> {
     Failed { error: sqlx::Error, committing: bool },
 }
 
-async fn try_once<T, F>(what: &'static str, connection: &mut PgConnection, body: &F) -> Tried<T>
+/// Runs `body` in a transaction, and says whether the connection is good for another one.
+async fn try_once<T, F>(what: &'static str, connection: &mut PgConnection, body: &F) -> (Tried<T>, bool)
 where
     F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Sync,
 {
     if let Err(source) = connection.execute(BEGIN).await {
-        return Tried::Done(Err(BmdbError::Statement { what, source }));
+        return (Tried::Done(Err(BmdbError::Statement { what, source })), true);
     }
     match body(connection).await {
         Ok(value) => match connection.execute(COMMIT).await {
-            Ok(_) => Tried::Done(Ok(value)),
+            Ok(_) => (Tried::Done(Ok(value)), true),
             // It is over, one way or the other: to roll it back now is what the server warns of.
-            Err(error) => Tried::Failed { error, committing: true },
+            Err(error) => (Tried::Failed { error, committing: true }, true),
         },
         Err(error) => {
-            // Where even this fails the connection is broken, and its pool will find it so.
-            drop(connection.execute(ROLLBACK).await);
-            match error {
+            // Where `body` gave a statement up half-way, its end is what this hears, and the transaction stays
+            // open and aborted on a connection that answers every test.
+            let undone = connection.execute(ROLLBACK).await.is_ok();
+            let tried = match error {
                 BmdbError::Statement { source, .. } if remedy(&source, false) == Remedy::Again => {
                     Tried::Failed { error: source, committing: false }
                 }
                 other => Tried::Done(Err(other)),
-            }
+            };
+            (tried, undone)
         }
     }
 }

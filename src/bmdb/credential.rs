@@ -251,53 +251,66 @@ impl Bmdb {
             let (token, proof) = make_token(id);
             (Some(token), proof, Kind::Token)
         };
-        let dry_run = order.dry_run;
-        let carried = self
+        let given = order.clone();
+        let made = self
             .ordered("making a credential", move |tx| {
                 let (order, new, proof) = (order.clone(), new.clone(), proof.clone());
                 Box::pin(async move { create(tx, &order, id, kind, &new, proof).await })
             })
-            .await?;
-        if dry_run || carried.repeated || !carried.done.changed {
-            // Made in vain, and written nowhere.
-            return Ok(Made { credential: None, token: None, carried });
-        }
-        let credential = self.transact(WHAT, move |tx| Box::pin(async move { by_id(tx, id).await })).await?;
+            .await;
+        let (carried, credential) = self.note_refusal(made, &given, None).await?;
+        // What was made in vain is written nowhere, and nobody need know it.
+        let token = token.filter(|_| credential.is_some());
         Ok(Made { credential, token, carried })
     }
 
     /// Ends a credential at once.
     pub async fn revoke_credential(&self, order: Order, id: Uuid) -> Result<Carried, BmdbError> {
-        self.ordered("revoking a credential", move |tx| {
-            let order = order.clone();
-            Box::pin(async move {
-                if let Some(carried) = given_before(tx, &order).await? {
-                    return Ok(carried);
-                }
-                let locked = sqlx::query_file!("sql/credential/lock.sql", id)
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .doing(WHAT)?;
-                let done = match locked {
-                    None => return Err(BmdbError::NoSuchCredential(id.to_string())),
-                    Some(row) if row.revoked_at.is_some() => {
-                        Done { changed: false, said: "is revoked already; nothing was changed".into() }
-                    }
-                    Some(_) => {
-                        begin_attempt(tx, &order).await?;
-                        sqlx::query_file!("sql/credential/revoke.sql", id, order.actor.name)
-                            .execute(&mut *tx)
-                            .await
-                            .doing("revoking a credential")?;
-                        end_attempt(tx, &order).await?;
-                        Done { changed: true, said: "is good for nothing any more".into() }
-                    }
-                };
-                write_down(tx, &order, None, done, None, None).await
+        let given = order.clone();
+        let revoked = self
+            .ordered("revoking a credential", move |tx| {
+                let order = order.clone();
+                Box::pin(async move { revoke(tx, &order, id).await })
             })
-        })
-        .await
+            .await;
+        self.note_refusal(revoked, &given, None).await
     }
+}
+
+async fn revoke(tx: &mut PgConnection, order: &Order, id: Uuid) -> Result<Carried, BmdbError> {
+    if let Some(carried) = given_before(tx, order).await? {
+        return Ok(carried);
+    }
+    sqlx::query_file!("sql/credential/lock.sql", id).fetch_optional(&mut *tx).await.doing(WHAT)?;
+    let unknown = || BmdbError::NoSuchCredential(id.to_string());
+    let before = by_id(tx, id).await?.ok_or_else(unknown)?;
+    begin_attempt(tx, order).await?;
+    let done = if before.revoked_at.is_some() {
+        Done { changed: false, said: "is revoked already; nothing was changed".into() }
+    } else {
+        sqlx::query_file!("sql/credential/revoke.sql", id, order.actor.name)
+            .execute(&mut *tx)
+            .await
+            .doing("revoking a credential")?;
+        Done { changed: true, said: "is good for nothing any more".into() }
+    };
+    let after = by_id(tx, id).await?.ok_or_else(unknown)?;
+    end_attempt(tx, order).await?;
+    write_down(tx, order, None, done, Some(written_down(&before)), Some(written_down(&after))).await
+}
+
+/// A credential as the audit says it.
+fn written_down(credential: &Credential) -> serde_json::Value {
+    serde_json::json!({
+        "credential": credential.id,
+        "kind": credential.kind,
+        "name": credential.name,
+        "role": credential.role.as_str(),
+        "providers": credential.scope.providers(),
+        "expires_at": credential.expires_at,
+        "revoked_by": credential.revoked_by,
+        "active": credential.active,
+    })
 }
 
 async fn create(
@@ -307,9 +320,9 @@ async fn create(
     kind: Kind,
     new: &NewCredential,
     proof: Vec<u8>,
-) -> Result<Carried, BmdbError> {
+) -> Result<(Carried, Option<Credential>), BmdbError> {
     if let Some(carried) = given_before(tx, order).await? {
-        return Ok(carried);
+        return Ok((carried, None));
     }
     let providers = new.scope.providers();
     let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));
@@ -329,22 +342,23 @@ async fn create(
     .fetch_optional(&mut *tx)
     .await
     .doing("making a credential")?;
+    let made = by_id(tx, id).await?;
     end_attempt(tx, order).await?;
     if written.is_none() {
         let done = Done { changed: false, said: pinned_before(tx, new.certificate).await? };
-        return write_down(tx, order, None, done, None, None).await;
+        return Ok((write_down(tx, order, None, done, None, None).await?, None));
     }
     let done = Done {
         changed: true,
         said: format!("{} of {}, {}, is good from now on", kind.as_str(), new.name, new.role),
     };
-    let mut after = serde_json::json!({
-        "kind": kind.as_str(), "name": new.name, "role": new.role.as_str(), "providers": providers,
-    });
-    if !order.dry_run {
-        after["credential"] = id.to_string().into();
+    let mut after = made.as_ref().map(written_down);
+    if let (true, Some(after)) = (order.dry_run, &mut after) {
+        // It was never there.
+        after["credential"] = serde_json::Value::Null;
     }
-    write_down(tx, order, None, done, None, Some(after)).await
+    let carried = write_down(tx, order, None, done, None, after).await?;
+    Ok((carried, made.filter(|_| !order.dry_run)))
 }
 
 /// Why a certificate is not pinned: there is a row of it, which the audit names and nobody may take.

@@ -115,6 +115,14 @@ pub enum BmdbError {
         /// The key.
         key: String,
     },
+    /// An order that cannot be carried out as things are. Nothing was done.
+    #[error("{said}")]
+    OrderRefused {
+        /// For programs, `NO_SUCH_KEY`.
+        reason: &'static str,
+        /// A sentence.
+        said: String,
+    },
     /// The same order was given several times at once; one of them was carried out.
     #[error(
         "the same order was given more than once at this moment; give it again to hear what became of it"

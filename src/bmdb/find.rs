@@ -59,7 +59,7 @@ pub const fn id_of(name: &MachineName) -> MachineId {
 }
 
 /// First and last UUID that begin with `text`, dashes aside.
-fn id_range(text: &str) -> Option<(Uuid, Uuid)> {
+pub(crate) fn id_range(text: &str) -> Option<(Uuid, Uuid)> {
     let digits: String = text.chars().filter(|&c| c != '-').collect();
     let fits =
         (SHORTEST_PREFIX..=32).contains(&digits.len()) && digits.chars().all(|c| c.is_ascii_hexdigit());

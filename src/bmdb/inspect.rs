@@ -396,7 +396,10 @@ async fn lanes(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<LaneView
         .collect())
 }
 
-async fn host_keys(tx: &mut PgConnection, machine: MachineId) -> Result<Option<PinnedHostKey>, BmdbError> {
+pub(crate) async fn host_keys(
+    tx: &mut PgConnection,
+    machine: MachineId,
+) -> Result<Option<PinnedHostKey>, BmdbError> {
     let row = sqlx::query_file!("sql/facts/host_key.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
     Ok(row.map(|row| PinnedHostKey {
         key: HostKey { algorithm: row.algorithm, key: row.public_key },

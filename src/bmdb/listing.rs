@@ -2,18 +2,19 @@
 //!
 //! A list goes by phase in the order of a machine's life, then provider, then id, through the index of
 //! those three, a page at a time. What the index does not know (a location, a tag, a product) is looked at
-//! in the lines of a page, and how many lines are looked at is bounded: a list for which hardly any machine
-//! is meant comes in pages with hardly any, and never in a statement that reads the fleet.
+//! in the lines of a page, and how many lines are looked at, and for how long, is bounded: a list for which
+//! hardly any machine is meant comes in pages with hardly any, and never in a statement that reads the fleet.
 
-use std::collections::HashSet;
+use std::time::Duration;
 
 use sqlx::PgConnection;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::bmdb::connection::Doing as _;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect::MachineLine;
-use crate::bmdb::tags::tagged;
+use crate::bmdb::tags::TagTables;
 use crate::model::access::Scope;
 use crate::model::machine_view::MachineName;
 use crate::model::phase::Phase;
@@ -22,6 +23,9 @@ use crate::model::time::Timestamp;
 const WHAT: &str = "listing machines";
 /// Largest page read at once, so that no single statement is long.
 const PAGE: usize = 1000;
+/// How long a page is looked for: what was found by then is told, instead of nothing because the look took
+/// too long (see `look.rs`).
+pub const LONG_ENOUGH: Duration = Duration::from_millis(1500);
 
 /// Which machines are meant. What is empty leaves out none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +53,8 @@ pub struct Listed {
     pub manufacturer: Option<String>,
     /// As what.
     pub product: Option<String>,
+    /// Whether heartbeats put off what it is due for, without that being written.
+    pub timer: bool,
 }
 
 /// Where a list of machines goes on: after this machine of this phase and provider.
@@ -60,6 +66,36 @@ pub struct Cursor {
     pub provider: String,
     /// Id.
     pub machine: Uuid,
+}
+
+/// When a page is looked for no longer, however few machines were found: after so many lines, or from a
+/// moment on. A number alone sets no moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Enough {
+    /// Lines, about.
+    pub lines: usize,
+    /// The moment.
+    pub by: Option<Instant>,
+}
+
+impl From<usize> for Enough {
+    fn from(lines: usize) -> Self {
+        Self { lines, by: None }
+    }
+}
+
+impl Enough {
+    /// So many lines, and [`LONG_ENOUGH`] from now on.
+    #[must_use]
+    pub fn soon(lines: usize) -> Self {
+        Self { lines, by: Some(Instant::now() + LONG_ENOUGH) }
+    }
+
+    /// Whether it is enough. What looked at nothing yet goes on, so that each page is further on than the one
+    /// before.
+    fn is_reached(self, looked_at: usize, now: Instant) -> bool {
+        looked_at >= self.lines || (looked_at > 0 && self.by.is_some_and(|by| now >= by))
+    }
 }
 
 /// A part of a list.
@@ -87,6 +123,7 @@ struct Row {
     reason: String,
     manufacturer: Option<String>,
     product: Option<String>,
+    timer: bool,
 }
 
 impl From<Row> for Listed {
@@ -107,7 +144,7 @@ impl From<Row> for Listed {
             ready_at: row.ready_at,
             reason: row.reason,
         };
-        Self { line, manufacturer: row.manufacturer, product: row.product }
+        Self { line, manufacturer: row.manufacturer, product: row.product, timer: row.timer }
     }
 }
 
@@ -138,29 +175,28 @@ impl Filter {
 async fn meant(
     tx: &mut PgConnection,
     filter: &Filter,
+    tables: &TagTables,
     mut listed: Vec<Listed>,
 ) -> Result<Vec<Listed>, BmdbError> {
     listed.retain(|one| filter.wants(one));
-    for tag in &filter.tags {
-        let machines: Vec<Uuid> = listed.iter().map(|one| one.line.name.machine).collect();
-        if machines.is_empty() {
-            break;
-        }
-        let having: HashSet<Uuid> = tagged(tx, tag, &machines).await?;
-        listed.retain(|one| having.contains(&one.line.name.machine));
-    }
+    let having = tables.having(tx, listed.iter().map(|one| one.line.name.machine).collect()).await?;
+    listed.retain(|one| having.contains(&one.line.name.machine));
     Ok(listed)
 }
 
-/// Machines from the one after `after`, `limit` at the most, having looked at about `most` of them.
+/// Machines from the one after `after`, `limit` at the most, or fewer when that took `enough`.
 pub async fn machines(
     tx: &mut PgConnection,
     filter: &Filter,
     scope: &Scope,
     after: Option<&Cursor>,
     limit: usize,
-    most: usize,
+    enough: impl Into<Enough>,
 ) -> Result<Page, BmdbError> {
+    let enough = enough.into();
+    let Some(tables) = TagTables::find(tx, &filter.tags).await? else {
+        return Ok(Page { machines: Vec::new(), next: None });
+    };
     let (mut found, mut looked_at): (Vec<Listed>, usize) = (Vec::new(), 0);
     // Without more to filter by, each line is meant, and no more need be read than are wanted.
     let exact = filter.locations.is_empty()
@@ -180,13 +216,13 @@ pub async fn machines(
             let full = page.len() == wanted;
             looked_at += page.len();
             from = page.last().map_or(from, |one| one.line.name.machine);
-            found.extend(meant(tx, filter, page).await?);
+            found.extend(meant(tx, filter, &tables, page).await?);
             if found.len() > limit {
                 found.truncate(limit);
                 let next = found.last().map(|one| cursor_of(&one.line));
                 return Ok(Page { machines: found, next });
             }
-            if looked_at >= most {
+            if enough.is_reached(looked_at, Instant::now()) {
                 return Ok(Page { machines: found, next: Some(Cursor { phase, provider, machine: from }) });
             }
             if !full {
@@ -204,13 +240,14 @@ pub async fn lines(
     scope: &Scope,
     machines: &[Uuid],
 ) -> Result<Vec<Listed>, BmdbError> {
+    let Some(tables) = TagTables::find(tx, &filter.tags).await? else { return Ok(Vec::new()) };
     let rows =
         sqlx::query_file_as!(Row, "sql/inspect/lines.sql", machines).fetch_all(&mut *tx).await.doing(WHAT)?;
     let mut listed: Vec<Listed> = rows.into_iter().map(Listed::from).collect();
     listed.retain(|one| {
         filter.wants_class(&one.line.phase, one.line.name.provider.as_deref().unwrap_or_default(), scope)
     });
-    meant(tx, filter, listed).await
+    meant(tx, filter, &tables, listed).await
 }
 
 /// Up to when a look at history saw everything.
@@ -352,6 +389,24 @@ mod tests {
             assert_eq!(start_of(phase, provider, Some(&cursor)), expected, "{phase} {provider}");
         }
         assert_eq!(start_of("New", "a", None), Some(Uuid::nil()));
+    }
+
+    #[test]
+    fn page_ends_where_it_is_enough_and_further_on_than_it_began() {
+        let now = Instant::now();
+        let later = now + LONG_ENOUGH;
+        for (by, looked_at, reached) in [
+            (None, 0, false),
+            (None, 99, false),
+            (None, 100, true),
+            (Some(later), 99, false),
+            (Some(later), 100, true),
+            (Some(now), 0, false),
+            (Some(now), 1, true),
+        ] {
+            let enough = Enough { lines: 100, by };
+            assert_eq!(enough.is_reached(looked_at, now), reached, "{enough:?} {looked_at}");
+        }
     }
 
     #[test]

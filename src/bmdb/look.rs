@@ -3,21 +3,29 @@
 //! What is read for the API goes through a pool of its own, of few connections: who asks too much waits for
 //! others who ask, and never for the loops, nor they for him. A look is one moment of the database, takes
 //! no locks, and holds its snapshot for five seconds at the most: it may take half of that, and the
-//! statement that is under way then as long again.
+//! statement that is under way then, or the silence of a host that stalls, as long again.
+//!
+//! A look that takes longer is given up, and begun anew with another snapshot. Its limit is one of the clock
+//! on the wall, and a host that is busy for a moment must not make the API say that it cannot answer.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use sqlx::{Executor as _, PgConnection};
+use tokio::time::Instant;
 
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
+
+pub mod reached;
 
 const BEGIN: &str = include_str!("../../sql/inspect/begin_brief.sql");
 const WHAT: &str = "reading what to show";
 /// How long a look may take, as `begin_brief.sql` says of each of its statements.
 const LIMIT: Duration = Duration::from_millis(2500);
+/// How often a look that took longer is begun anew.
+const TRIED_AGAIN: u32 = 3;
 
 /// A handle that looks and never writes; cheap to clone.
 #[derive(Clone, Debug)]
@@ -47,16 +55,53 @@ impl Looks {
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
     {
         let body = Arc::new(body);
+        let mut again = 0;
+        loop {
+            match self.look_once(body.clone()).await {
+                Err(error) if again < TRIED_AGAIN && took_too_long(&error) => again += 1,
+                looked => return looked,
+            }
+        }
+    }
+
+    async fn look_once<T, F>(&self, body: Arc<F>) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
+    {
         self.bmdb
             .transact(WHAT, move |tx| {
                 let body = body.clone();
                 Box::pin(async move {
                     tx.execute(sqlx::raw_sql(BEGIN)).await.doing(WHAT)?;
-                    let looked = tokio::time::timeout(LIMIT, body(tx)).await;
-                    looked.unwrap_or(Err(BmdbError::LookedTooLong { limit: LIMIT }))
+                    let began = Instant::now();
+                    match tokio::time::timeout(LIMIT, body(tx)).await {
+                        Err(_) => Err(BmdbError::LookedTooLong { limit: LIMIT }),
+                        // The server hangs up on a client that stalls, which the client may hear of as an
+                        // error of its connection.
+                        Ok(Err(error)) if began.elapsed() >= LIMIT && error.is_transient() => {
+                            Err(BmdbError::LookedTooLong { limit: LIMIT })
+                        }
+                        Ok(looked) => looked,
+                    }
                 })
             })
             .await
+    }
+}
+
+/// Codes of what the server ended for taking too long: a statement, and a transaction in which nothing was
+/// said.
+const ENDED: [&str; 2] = ["57014", "25P03"];
+
+/// Whether a look was given up because it took too long.
+fn took_too_long(error: &BmdbError) -> bool {
+    match error {
+        BmdbError::LookedTooLong { .. } => true,
+        BmdbError::Statement { source: sqlx::Error::Database(error), .. } => {
+            error.code().is_some_and(|code| ENDED.contains(&&*code))
+        }
+        _ => false,
     }
 }
 

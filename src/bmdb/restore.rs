@@ -14,6 +14,8 @@
 
 use uuid::Uuid;
 
+use crate::bmdb::action::Done;
+use crate::bmdb::audit::{Order, write_down};
 use crate::bmdb::change::FactChange;
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
@@ -63,10 +65,14 @@ impl Bmdb {
     }
 
     /// Declares this database restored: see the module. The caller has made sure that nobody works.
-    pub async fn declare_restored(&self, detail: &str) -> Result<Restored, BmdbError> {
+    pub async fn declare_restored(&self, order: Order, detail: &str) -> Result<Restored, BmdbError> {
         let mut restored = self
-            .transact("ending what the backup holds", |tx| {
+            .transact("ending what the backup holds", move |tx| {
+                let order = order.clone();
                 Box::pin(async move {
+                    // First of all: should the rest be cut off, whoever goes on sees that it was begun.
+                    let done = Done { changed: true, said: "is declared to be a restored backup".into() };
+                    write_down(tx, &order, None, done, None, None).await?;
                     let what = "ending what the backup holds";
                     let sessions =
                         sqlx::query_file!("sql/restore/close_sessions.sql").fetch_all(&mut *tx).await;

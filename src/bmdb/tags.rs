@@ -48,18 +48,51 @@ pub async fn tags(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<Tag>,
     Ok(tags)
 }
 
-/// Which of `machines` have the fact `tag`, the name of its table without `machine_`. None have a fact of
-/// which there is no table.
-pub async fn tagged(tx: &mut PgConnection, tag: &str, machines: &[Uuid]) -> Result<HashSet<Uuid>, BmdbError> {
-    let table = format!("machine_{tag}");
-    let rows = sqlx::query_file!("sql/inspect/tags.sql").fetch_all(&mut *tx).await.doing(WHAT)?;
-    if !rows.iter().any(|row| row.table_name == table) {
-        return Ok(HashSet::new());
+/// The tables of facts that machines must all have to be meant.
+#[derive(Debug)]
+pub(crate) struct TagTables {
+    /// One for each fact; each asks which of some machines have it.
+    statements: Vec<String>,
+}
+
+impl TagTables {
+    /// The tables of these facts, by their names without `machine_`; `None` when one has no table, and so no
+    /// machine has them all.
+    pub(crate) async fn find(tx: &mut PgConnection, tags: &[String]) -> Result<Option<Self>, BmdbError> {
+        if tags.is_empty() {
+            return Ok(Some(Self { statements: Vec::new() }));
+        }
+        let rows = sqlx::query_file!("sql/inspect/tags.sql").fetch_all(tx).await.doing(WHAT)?;
+        let tables: HashSet<String> = rows.into_iter().map(|row| row.table_name).collect();
+        Ok(Self::among(&tables, tags))
     }
-    let statement = TAGGED.replace("{table}", &quoted(&table));
-    let found: Vec<Uuid> =
-        sqlx::query_scalar(AssertSqlSafe(statement)).bind(machines).fetch_all(&mut *tx).await.doing(WHAT)?;
-    Ok(found.into_iter().collect())
+
+    fn among(tables: &HashSet<String>, tags: &[String]) -> Option<Self> {
+        let statement_of = |tag: &String| {
+            let table = tables.get(&format!("machine_{tag}"))?;
+            Some(TAGGED.replace("{table}", &quoted(table)))
+        };
+        tags.iter().map(statement_of).collect::<Option<_>>().map(|statements| Self { statements })
+    }
+
+    /// Which of `machines` have all of the facts.
+    pub(crate) async fn having(
+        &self,
+        tx: &mut PgConnection,
+        mut machines: Vec<Uuid>,
+    ) -> Result<HashSet<Uuid>, BmdbError> {
+        for statement in &self.statements {
+            if machines.is_empty() {
+                break;
+            }
+            machines = sqlx::query_scalar(AssertSqlSafe(statement.clone()))
+                .bind(machines)
+                .fetch_all(&mut *tx)
+                .await
+                .doing(WHAT)?;
+        }
+        Ok(machines.into_iter().collect())
+    }
 }
 
 /// A name as an identifier, whatever stands in it.
@@ -75,5 +108,21 @@ mod tests {
     fn name_cannot_end_its_own_quotes() {
         assert_eq!(quoted("machine_provided"), "\"machine_provided\"");
         assert_eq!(quoted("machine_\"; DROP"), "\"machine_\"\"; DROP\"");
+    }
+
+    #[test]
+    fn fact_without_a_table_is_one_that_no_machine_has() {
+        let tables: HashSet<String> = ["machine_hold", "machine_quarantine"].map(str::to_owned).into();
+        for (tags, found) in [
+            (&[][..], Some(0)),
+            (&["hold"], Some(1)),
+            (&["quarantine", "hold"], Some(2)),
+            (&["hold", "no_such_fact"], None),
+            (&["machine_hold"], None),
+        ] {
+            let tags: Vec<String> = tags.iter().map(|&tag| tag.to_owned()).collect();
+            let tables = TagTables::among(&tables, &tags);
+            assert_eq!(tables.map(|tables| tables.statements.len()), found, "{tags:?}");
+        }
     }
 }

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, builder::PossibleValuesParser};
 use uuid::Uuid;
 
 use crate::bmdb::connection::Dialect;
+use crate::cli::examples;
 use crate::cli::output::Output;
 use crate::cli::tokens::span;
 use crate::model::access::Role;
@@ -134,18 +135,23 @@ pub enum FleetCommand {
     #[command(subcommand)]
     Describe(Describe),
     /// Say why a machine is as it is, what it waits for, and what would help
+    #[command(after_help = examples::WHY)]
     Why(OfMachine),
     /// Show what happened to a machine, newest first
+    #[command(after_help = examples::TIMELINE)]
     Timeline(Timeline),
     /// Say what the loops would do next, and when, before they do it
     Plan(Plan),
     /// Say what is wrong, most urgent first
     Issues,
     /// Stop work on a machine until it is released
+    #[command(after_help = examples::HOLD)]
     Hold(Hold),
     /// End a hold on a machine, or its quarantine
+    #[command(after_help = examples::RELEASE)]
     Release(Release),
     /// Try again at once: forget a machine's failures and that it needs a person
+    #[command(after_help = examples::RETRY)]
     Retry(Retry),
     /// Allow what was refused for safety
     #[command(subcommand)]
@@ -162,12 +168,16 @@ pub enum FleetCommand {
 #[derive(Debug, Subcommand)]
 pub enum Tokens {
     /// Make the first token, an admin's, in the database itself
+    #[command(after_help = examples::TOKENS_BOOTSTRAP)]
     Bootstrap(Bootstrap),
     /// Make a token, or pin a client certificate
+    #[command(after_help = examples::TOKENS_CREATE)]
     Create(CreateToken),
     /// List credentials, newest first
+    #[command(after_help = examples::TOKENS_GET)]
     Get,
     /// End a credential at once
+    #[command(after_help = examples::TOKENS_REVOKE)]
     Revoke(RevokeToken),
 }
 
@@ -242,15 +252,16 @@ writes a line into every machine's history. Stop every shepherd first; docs/back
 #[derive(Debug, Subcommand)]
 pub enum Get {
     /// Machines by phase, provider and id
-    #[command(visible_alias = "machine")]
+    #[command(visible_alias = "machine", after_help = examples::GET_MACHINES)]
     Machines(Machines),
     /// Open sessions: who works
-    #[command(visible_alias = "session")]
+    #[command(visible_alias = "session", after_help = examples::GET_SESSIONS)]
     Sessions(Limited),
     /// Live work: what is being done now, longest running first
+    #[command(after_help = examples::GET_WORK)]
     Work(Limited),
     /// Providers with what they answered last, and the brakes that are on
-    #[command(visible_alias = "provider")]
+    #[command(visible_alias = "provider", after_help = examples::GET_PROVIDERS)]
     Providers,
 }
 
@@ -265,6 +276,7 @@ pub enum Describe {
 #[derive(Debug, Subcommand)]
 pub enum Allow {
     /// Believe the SSH host key that was refused last, after you checked that it is the machine's own
+    #[command(after_help = examples::ALLOW_HOST_KEY)]
     HostKey(AllowHostKey),
 }
 

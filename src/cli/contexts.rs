@@ -32,8 +32,9 @@ pub struct Contexts {
 pub struct Context {
     /// `HOST:PORT` of its servers, tried in turn.
     pub servers: Vec<String>,
-    /// What they are verified against, PEM.
-    pub ca_certificate_path: PathBuf,
+    /// What they are verified against, PEM; without it, what this host trusts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_certificate_path: Option<PathBuf>,
     /// A file that holds the token.
     pub token_path: PathBuf,
 }
@@ -134,8 +135,7 @@ pub fn write_token(path: &Path, token: &SecretString) -> Result<(), CliError> {
         CliError::Failed(format!("cannot write the token to {}: {error}; it was not written", path.display()))
     };
     make_directory_of(path)?;
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+    let mut file = new_token_file(path).map_err(failed)?;
     file.write_all(format!("{}\n", token.expose_secret()).as_bytes())
         .and_then(|()| file.sync_all())
         .map_err(failed)
@@ -149,7 +149,15 @@ pub fn may_write_token(path: &Path) -> Result<(), CliError> {
             path.display()
         )));
     }
-    make_directory_of(path)
+    make_directory_of(path)?;
+    // Whether a file can be made in a directory is only known by making one.
+    new_token_file(path).and_then(|_| std::fs::remove_file(path)).map_err(|error| {
+        CliError::Wrong(format!("cannot write a token to {}: {error}; none was made", path.display()))
+    })
+}
+
+fn new_token_file(path: &Path) -> std::io::Result<std::fs::File> {
+    std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Writes a file whole or not at all.
@@ -185,7 +193,7 @@ mod tests {
     fn context(directory: &Path) -> Context {
         Context {
             servers: vec!["shepherd.example:8444".into()],
-            ca_certificate_path: directory.join("ca.pem"),
+            ca_certificate_path: Some(directory.join("ca.pem")),
             token_path: directory.join("token"),
         }
     }
@@ -201,6 +209,12 @@ mod tests {
         let read = Contexts::read(&path).unwrap();
         assert_eq!(read, contexts);
         assert!(read.find(None).unwrap().is_some());
+        let bare = "[contexts.b]\nservers = [\"b:8444\"]\ntoken_path = \"/b.token\"\n";
+        std::fs::write(&path, bare).unwrap();
+        let bare = Contexts::read(&path).unwrap();
+        assert_eq!(bare.contexts["b"].ca_certificate_path, None);
+        bare.write(&path).unwrap();
+        assert_eq!(Contexts::read(&path).unwrap(), bare);
         assert_eq!(read.find(Some("b")).unwrap_err().to_string(), "there is no context \"b\"; there are a");
         assert_eq!(Contexts::default().find(None).unwrap(), None);
         for (name, fits) in [("prod-1.b", true), ("", false), ("../a", false), ("a/b", false), (".a", false)]
@@ -221,5 +235,10 @@ mod tests {
         std::fs::set_permissions(&context.token_path, permissions).unwrap();
         assert!(context.token().unwrap_err().to_string().contains("chmod 600"));
         assert!(may_write_token(&context.token_path).is_err(), "a token is never written over");
+        let other = directory.path().join("other");
+        may_write_token(&other).unwrap();
+        assert!(!other.exists(), "it only asked");
+        let impossible = context.token_path.join("below-a-file");
+        assert!(may_write_token(&impossible).is_err());
     }
 }

@@ -10,7 +10,7 @@ use crate::bmdb::inspect::{self, MachineLine, ProviderLine, SessionLine, WorkLin
 use crate::bmdb::listing::{Cursor, Filter, machines as machines_of};
 use crate::cli::command::Machines;
 use crate::cli::error::CliError;
-use crate::cli::output::{Format, table, width};
+use crate::cli::output::{Format, say, table, width};
 use crate::cli::remote::{Remote, refused};
 use crate::cli::remote_read;
 use crate::cli::source::Source;
@@ -163,10 +163,12 @@ pub async fn sessions(source: &Source, limit: u32, format: Format) -> Result<Str
             let request = v1::ListSessionsRequest { page_size: page_of(limit) };
             let said =
                 SessionsClient::new(remote.service()).list(request).await.map_err(refused)?.into_inner();
-            let sessions = said.sessions.into_iter().map(remote_read::session).collect::<Result<_, _>>()?;
+            let sessions: Vec<SessionLine> =
+                said.sessions.into_iter().map(remote_read::session).collect::<Result<_, _>>()?;
             (sessions, said.more, remote_read::at(said.at, "its moment")?)
         }
     };
+    let cut_short = say_cut_short(sessions.len(), limit, more);
     if format == Format::Json {
         return json(&SessionsAnswer { sessions, more });
     }
@@ -189,7 +191,7 @@ pub async fn sessions(source: &Source, limit: u32, format: Format) -> Result<Str
         })
         .collect();
     let headers = ["SESSION", "COMPONENT", "HOST", "PID", "VERSION", "AGE", "ENDS", "WORK"];
-    Ok(table(&headers, &rows, width()) + &more_note(more, limit))
+    Ok(table(&headers, &rows, width()) + &more_note(more, cut_short, limit))
 }
 
 #[derive(Serialize)]
@@ -221,6 +223,7 @@ pub async fn work(source: &Source, limit: u32, format: Format) -> Result<String,
             (work, said.more, remote_read::at(said.at, "its moment")?)
         }
     };
+    let cut_short = say_cut_short(work.len(), limit, more);
     if format == Format::Json {
         return json(&WorkAnswer { work, more });
     }
@@ -249,7 +252,7 @@ pub async fn work(source: &Source, limit: u32, format: Format) -> Result<String,
         })
         .collect();
     let headers = ["MACHINE", "NAME", "PROCESS", "FOR", "FENCE", "COMPONENT", "HOST", "PID", "SESSION ENDS"];
-    Ok(table(&headers, &rows, width()) + &more_note(more, limit))
+    Ok(table(&headers, &rows, width()) + &more_note(more, cut_short, limit))
 }
 
 #[derive(Serialize)]
@@ -349,8 +352,33 @@ fn drop_surplus<T>(lines: &mut Vec<T>, limit: u32) -> bool {
     more
 }
 
-fn more_note(more: bool, limit: u32) -> String {
-    if more { format!("\nfirst {limit}, and there are more: raise --limit\n") } else { String::new() }
+fn more_note(more: bool, cut_short: bool, limit: u32) -> String {
+    if more && !cut_short {
+        format!("\nfirst {limit}, and there are more: raise --limit\n")
+    } else {
+        String::new()
+    }
+}
+
+/// Says on standard error that a list ends before `--limit`, as the API's do at the most lines that it
+/// answers at once; nobody would otherwise know that raising `--limit` does not help. Returns whether it
+/// said so.
+#[must_use]
+pub fn say_cut_short(listed: usize, limit: u32, more: bool) -> bool {
+    let sentence = cut_short(listed, limit, more);
+    if let Some(sentence) = &sentence {
+        say(sentence);
+    }
+    sentence.is_some()
+}
+
+fn cut_short(listed: usize, limit: u32, more: bool) -> Option<String> {
+    (more && listed < usize::try_from(limit).unwrap_or(usize::MAX)).then(|| {
+        format!(
+            "shepherdctl: there are more than these {listed}, which are as many as the API lists at once; \
+             with --direct and --bmdb_url the database lists up to --limit {limit}"
+        )
+    })
 }
 
 /// An answer for programs.
@@ -358,4 +386,23 @@ pub fn json(answer: &impl Serialize) -> Result<String, CliError> {
     let mut text = serde_json::to_string_pretty(answer)?;
     text.push('\n');
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_that_ends_before_its_limit_says_so() {
+        for (listed, limit, more, said, note) in [
+            (500, 1000, true, true, false),
+            (500, 500, true, false, true),
+            (500, 1000, false, false, false),
+            (0, 100, false, false, false),
+        ] {
+            let short = cut_short(listed, limit, more).is_some();
+            let found = (short, !more_note(more, short, limit).is_empty());
+            assert_eq!(found, (said, note), "{listed} of {limit}, {more}");
+        }
+    }
 }

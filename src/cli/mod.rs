@@ -8,10 +8,12 @@
 //! something goes the way that every change goes: decided under the machine's
 //! lock, with a line of history and of the audit that name who asked and why.
 
+pub mod again;
 pub mod command;
 pub mod contexts;
 pub mod describe;
 pub mod error;
+pub mod examples;
 pub mod get;
 pub mod hardware;
 pub mod issues;

@@ -6,21 +6,21 @@
 
 use serde::Serialize;
 
-use crate::bmdb::action::{self, Allowed, Done, Until, by, read_until};
+use crate::bmdb::action::{self, Done, Until, by, read_until};
 use crate::bmdb::audit::{Actor, Order, request_digest};
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::find::id_of;
 use crate::bmdb::work::Decision;
+use crate::cli::again;
 use crate::cli::command::{AllowHostKey, Hold as HoldArguments, Release, Retry};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::find;
 use crate::cli::output::Format;
-use crate::cli::remote::{Authorized, Remote, refused};
 use crate::cli::remote_read;
 use crate::cli::source::Source;
-use crate::cli::tokens::remote_order;
 use crate::model::facts::HoldScope;
 use crate::model::machine_view::MachineName;
 use crate::proto::fleet::v1;
@@ -59,22 +59,23 @@ async fn order(
     format: Format,
     decide: impl Fn(&Snapshot) -> Decision<Done> + Send + Sync + 'static,
 ) -> Result<String, CliError> {
-    let order = Order {
+    let order = direct(&format!("shepherd.fleet.v1.Machines/{rpc}"), name.short(), reason);
+    let carried = bmdb.order_machine(order, id_of(&name), decide).await?;
+    told(name, carried.done, format)
+}
+
+/// An order of whoever writes to the BMDB directly.
+pub(crate) fn direct(rpc: &str, target: String, reason: Option<&str>) -> Order {
+    Order {
         actor: Actor { name: who(), credential: None },
-        rpc: format!("shepherd.fleet.v1.Machines/{rpc}"),
-        target: name.short(),
+        rpc: rpc.to_owned(),
+        target,
         reason: reason.unwrap_or_default().to_owned(),
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
         request: request_digest(&[]),
-    };
-    let carried = bmdb.order_machine(order, id_of(&name), decide).await?;
-    told(name, carried.done, format)
-}
-
-fn client(remote: &Remote) -> MachinesClient<Authorized> {
-    MachinesClient::new(remote.service())
+    }
 }
 
 /// The API wants a reason; where none was typed, the audit says so.
@@ -83,11 +84,7 @@ fn reason_or_none(reason: Option<&str>) -> &str {
 }
 
 /// Tells what became of an order through the API.
-fn carried(
-    said: Result<tonic::Response<v1::OrderResponse>, tonic::Status>,
-    format: Format,
-) -> Result<String, CliError> {
-    let said = said.map_err(refused)?.into_inner();
+fn carried(said: v1::OrderResponse, format: Format) -> Result<String, CliError> {
     let done = Done { changed: said.changed, said: said.said };
     told(remote_read::name(said.name)?, done, format)
 }
@@ -110,19 +107,23 @@ pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) ->
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
-            let request = v1::HoldRequest {
-                machine: arguments.machine.clone(),
-                order: Some(remote_order(&arguments.reason)),
-                scope: scope.as_str().to_owned(),
-                until: until.map(|until| match until {
-                    Until::After(span) => v1::hold_request::Until::After(span.to_string()),
-                    Until::At(moment) => v1::hold_request::Until::At(prost_types::Timestamp {
-                        seconds: moment.timestamp(),
-                        nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
-                    }),
+            let until = until.map(|until| match until {
+                Until::After(span) => v1::hold_request::Until::After(span.to_string()),
+                Until::At(moment) => v1::hold_request::Until::At(prost_types::Timestamp {
+                    seconds: moment.timestamp(),
+                    nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
                 }),
+            });
+            let give = async |service, order| {
+                let request = v1::HoldRequest {
+                    machine: arguments.machine.clone(),
+                    order: Some(order),
+                    scope: scope.as_str().to_owned(),
+                    until: until.clone(),
+                };
+                MachinesClient::new(service).hold(request).await
             };
-            return carried(client(remote).hold(request).await, format);
+            return carried(again::order(&mut remote.clone(), &arguments.reason, give).await?, format);
         }
     };
     let (reason, who) = (arguments.reason.clone(), who());
@@ -138,12 +139,16 @@ pub async fn release(source: &Source, arguments: &Release, format: Format) -> Re
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
-            let request = v1::ReleaseRequest {
-                machine: arguments.machine.clone(),
-                order: Some(remote_order(reason_or_none(arguments.reason.as_deref()))),
-                quarantine: arguments.quarantine,
+            let give = async |service, order| {
+                let request = v1::ReleaseRequest {
+                    machine: arguments.machine.clone(),
+                    order: Some(order),
+                    quarantine: arguments.quarantine,
+                };
+                MachinesClient::new(service).release(request).await
             };
-            return carried(client(remote).release(request).await, format);
+            let reason = reason_or_none(arguments.reason.as_deref());
+            return carried(again::order(&mut remote.clone(), reason, give).await?, format);
         }
     };
     let (quarantine, by) = (arguments.quarantine, by(&who(), arguments.reason.as_deref()));
@@ -159,11 +164,12 @@ pub async fn retry(source: &Source, arguments: &Retry, format: Format) -> Result
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
-            let request = v1::RetryRequest {
-                machine: arguments.machine.clone(),
-                order: Some(remote_order(reason_or_none(arguments.reason.as_deref()))),
+            let give = async |service, order| {
+                let request = v1::RetryRequest { machine: arguments.machine.clone(), order: Some(order) };
+                MachinesClient::new(service).retry(request).await
             };
-            return carried(client(remote).retry(request).await, format);
+            let reason = reason_or_none(arguments.reason.as_deref());
+            return carried(again::order(&mut remote.clone(), reason, give).await?, format);
         }
     };
     let by = by(&who(), arguments.reason.as_deref());
@@ -183,29 +189,26 @@ pub async fn allow_host_key(
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
-            let request = v1::AllowHostKeyRequest {
-                machine: arguments.machine.clone(),
-                order: Some(remote_order(reason_or_none(arguments.reason.as_deref()))),
-                fingerprint: arguments.fingerprint.clone(),
+            let give = async |service, order| {
+                let request = v1::AllowHostKeyRequest {
+                    machine: arguments.machine.clone(),
+                    order: Some(order),
+                    fingerprint: arguments.fingerprint.clone(),
+                };
+                MachinesClient::new(service).allow_host_key(request).await
             };
-            return carried(client(remote).allow_host_key(request).await, format);
+            let reason = reason_or_none(arguments.reason.as_deref());
+            return carried(again::order(&mut remote.clone(), reason, give).await?, format);
         }
     };
     let name = find(bmdb, &arguments.machine).await?;
-    let view = bmdb.machine_view(id_of(&name)).await?;
-    let fingerprint = action::fingerprint(&arguments.fingerprint);
-    match action::allowed(&name.short(), view.host_keys.as_ref(), fingerprint) {
-        Allowed::Not(said) => Err(CliError::Wrong(said)),
-        Allowed::Already => {
-            let done = Done { changed: false, said: "believes that key already; nothing was changed".into() };
-            told(name, done, format)
-        }
-        Allowed::Key(refused, pinned) => {
-            let by = by(&who(), arguments.reason.as_deref());
-            order(bmdb, name, "AllowHostKey", arguments.reason.as_deref(), format, move |snapshot| {
-                action::allow_host_key(&snapshot.facts, &refused, &pinned, &by)
-            })
-            .await
-        }
+    let reason = arguments.reason.as_deref();
+    let order = direct("shepherd.fleet.v1.Machines/AllowHostKey", name.short(), reason);
+    let fingerprint = action::fingerprint(&arguments.fingerprint).to_owned();
+    let meant = (name.short(), fingerprint, by(&who(), reason));
+    match bmdb.order_host_key(order, id_of(&name), meant).await {
+        Ok(carried) => told(name, carried.done, format),
+        Err(BmdbError::OrderRefused { said, .. }) => Err(CliError::Wrong(said)),
+        Err(error) => Err(error.into()),
     }
 }

@@ -47,6 +47,12 @@ pub fn print(text: &str) -> std::io::Result<()> {
     }
 }
 
+/// Says a sentence on standard error.
+pub fn say(sentence: &str) {
+    // Without standard error there is nobody to tell; the exit code still does.
+    let _ = writeln!(std::io::stderr().lock(), "{sentence}");
+}
+
 /// Columns of the terminal on standard output, or as `COLUMNS` says; `None` when nothing is to be cut.
 #[must_use]
 pub fn width() -> Option<usize> {

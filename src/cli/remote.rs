@@ -1,12 +1,16 @@
 //! Asking through the API: connecting to one of a context's servers, and what its errors mean here.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use secrecy::{ExposeSecret as _, SecretString};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
 
 use crate::cli::contexts::Context;
@@ -46,6 +50,9 @@ impl Interceptor for Token {
 /// An API that answers; cheap to clone.
 #[derive(Clone)]
 pub struct Remote {
+    /// The context's servers, and which of them is asked.
+    servers: Arc<[(String, Endpoint)]>,
+    at: usize,
     channel: Channel,
     token: Token,
 }
@@ -54,23 +61,16 @@ impl Remote {
     /// Connects to the first of the context's servers that answers.
     pub async fn connect(context: &Context) -> Result<Self, CliError> {
         let token = Token::new(&context.token()?)?;
-        let authority = std::fs::read(&context.ca_certificate_path).map_err(|error| {
-            let path = context.ca_certificate_path.display();
-            CliError::Wrong(format!("cannot read the CA certificate {path} of this context: {error}"))
-        })?;
-        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
+        let tls = ClientTlsConfig::new().trust_anchors(roots(context)?.roots);
+        let servers = context
+            .servers
+            .iter()
+            .map(|server| Ok((server.clone(), endpoint(server, &tls)?)))
+            .collect::<Result<Arc<[_]>, CliError>>()?;
         let mut failures = Vec::new();
-        for server in &context.servers {
-            let wrong = |error: tonic::transport::Error| {
-                CliError::Wrong(format!("{server:?} is no server: {}", chain(&error)))
-            };
-            let endpoint = Endpoint::from_shared(format!("https://{server}"))
-                .and_then(|endpoint| endpoint.tls_config(tls.clone()))
-                .map_err(wrong)?
-                .connect_timeout(CONNECT_LIMIT)
-                .timeout(CALL_LIMIT);
+        for (at, (server, endpoint)) in servers.iter().enumerate() {
             match endpoint.connect().await {
-                Ok(channel) => return Ok(Self { channel, token }),
+                Ok(channel) => return Ok(Self { servers: servers.clone(), at, channel, token }),
                 Err(error) => failures.push(format!("{server}: {}", chain(&error))),
             }
         }
@@ -81,11 +81,65 @@ impl Remote {
         )))
     }
 
+    /// The server that is asked.
+    #[must_use]
+    pub fn server(&self) -> &str {
+        self.servers.get(self.at).map_or("the server", |(server, _)| server)
+    }
+
+    /// Connects anew, to the next of the context's servers; to the same where there is one.
+    pub async fn go_on(&mut self) -> Result<(), Status> {
+        self.at = (self.at + 1) % self.servers.len().max(1);
+        if let Some((_, endpoint)) = self.servers.get(self.at) {
+            self.channel = endpoint.connect().await.map_err(|error| Status::unavailable(chain(&error)))?;
+        }
+        Ok(())
+    }
+
     /// What a client of a service is made with.
     #[must_use]
     pub fn service(&self) -> Authorized {
         InterceptedService::new(self.channel.clone(), self.token.clone())
     }
+}
+
+fn endpoint(server: &str, tls: &ClientTlsConfig) -> Result<Endpoint, CliError> {
+    let endpoint = Endpoint::from_shared(format!("https://{server}"))
+        .and_then(|endpoint| endpoint.tls_config(tls.clone()))
+        .map_err(|error| CliError::Wrong(format!("{server:?} is no server: {}", chain(&error))))?;
+    Ok(endpoint.connect_timeout(CONNECT_LIMIT).timeout(CALL_LIMIT))
+}
+
+/// What a context's servers are verified against: its CA, or what this host trusts where it names none.
+fn roots(context: &Context) -> Result<RootCertStore, CliError> {
+    let mut roots = RootCertStore::empty();
+    let Some(path) = &context.ca_certificate_path else {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if roots.is_empty() {
+            return Err(CliError::Wrong(
+                "this context names no CA certificate, and this host's own trust store is empty; name one by \
+                 ca_certificate_path, or install ca-certificates here"
+                    .to_owned(),
+            ));
+        }
+        return Ok(roots);
+    };
+    let refuse = |what: String| {
+        CliError::Wrong(format!("the CA certificate {} of this context {what}", path.display()))
+    };
+    let text = std::fs::read(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
+    let authorities = CertificateDer::pem_slice_iter(&text)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| refuse(format!("is no PEM: {error}")))?;
+    roots.add_parsable_certificates(authorities);
+    if roots.is_empty() {
+        return Err(refuse(
+            "holds no certificate; without a ca_certificate_path, servers are verified against what this \
+             host trusts"
+                .to_owned(),
+        ));
+    }
+    Ok(roots)
 }
 
 /// An error with what caused it.
@@ -125,6 +179,24 @@ mod tests {
         let token = Token::new(&SecretString::from("shepherd_secret".to_owned())).unwrap();
         assert!(!format!("{:?}", token.0).contains("secret"));
         assert!(Token::new(&SecretString::from("a\nb".to_owned())).is_err());
+    }
+
+    #[test]
+    fn authority_that_could_verify_nobody_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ca.pem");
+        let context = Context {
+            servers: vec!["shepherd.example:8444".into()],
+            ca_certificate_path: Some(path.clone()),
+            token_path: directory.path().join("token"),
+        };
+        let said = || roots(&context).unwrap_err().to_string();
+        assert!(said().contains("cannot be read"), "{}", said());
+        let odd = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        for text in ["", "no certificate", odd] {
+            std::fs::write(&path, text).unwrap();
+            assert!(said().contains("holds no certificate; without a ca_certificate_path"), "{}", said());
+        }
     }
 
     #[test]

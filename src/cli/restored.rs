@@ -8,7 +8,7 @@ use crate::bmdb::restore::LiveSession;
 use crate::cli::command::Restored as Arguments;
 use crate::cli::error::CliError;
 use crate::cli::get::json;
-use crate::cli::operate::who;
+use crate::cli::operate::{direct, who};
 use crate::cli::output::Format;
 use crate::model::newer_fence::LIFT;
 
@@ -30,7 +30,9 @@ pub async fn restored(bmdb: &Bmdb, arguments: &Arguments, format: Format) -> Res
     if !live.is_empty() {
         return Err(CliError::Wrong(still_working(&live)));
     }
-    let restored = bmdb.declare_restored(&by(&who(), Some(&arguments.reason))).await?;
+    let reason = Some(arguments.reason.as_str());
+    let order = direct("declare restored", "the BMDB".to_owned(), reason);
+    let restored = bmdb.declare_restored(order, &by(&who(), reason)).await?;
     let answer = Answer {
         machines: restored.machines,
         fences_lifted_by: LIFT,

@@ -1,7 +1,6 @@
 //! From arguments to an exit code.
 
 use std::ffi::OsString;
-use std::io::Write as _;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -13,29 +12,40 @@ use crate::bmdb::url::password_warning;
 use crate::cli::command::{Allow, Cli, Command, Declare, Describe, FleetCommand, Get, Tokens};
 use crate::cli::contexts::Contexts;
 use crate::cli::error::CliError;
-use crate::cli::output::{Format, Output};
+use crate::cli::output::{Format, Output, say};
 use crate::cli::remote::Remote;
-use crate::cli::source::{Asked, Source, Whom, whom};
+use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
     contexts, describe, get, issues, operate, output, plan, restored, shell, timeline, tokens, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
 
+/// What was typed: everybody on the host can read it, and it counts before what the environment says.
+#[derive(Clone, Copy)]
+struct Flags {
+    bmdb_url: bool,
+    context: bool,
+}
+
 /// Does what the arguments say and returns the exit code. Errors and warnings go to standard error.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let given = accept_dashes(arguments);
-    let parsed = Cli::command()
-        .try_get_matches_from(&given)
-        .and_then(|matches| Ok((given_as_flag(&matches), Cli::from_arg_matches(&matches)?)));
-    let (from_flag, cli) = match parsed {
+    let parsed = Cli::command().try_get_matches_from(&given).and_then(|matches| {
+        let flags = Flags {
+            bmdb_url: given_as_flag(&matches, "bmdb_url"),
+            context: given_as_flag(&matches, "context"),
+        };
+        Ok((flags, Cli::from_arg_matches(&matches)?))
+    });
+    let (flags, cli) = match parsed {
         Ok(parsed) => parsed,
         Err(said) => return say_usage(&said, &given),
     };
-    if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| from_flag).and_then(password_warning) {
+    if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url).and_then(password_warning) {
         say(warning);
     }
-    match answer(&cli).await.and_then(|text| Ok(output::print(&text)?)) {
+    match answer(&cli, flags).await.and_then(|text| Ok(output::print(&text)?)) {
         Ok(()) => 0,
         Err(error) => {
             say(&format!("shepherdctl: {error}"));
@@ -45,13 +55,13 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 }
 
 /// What the command answers, as text.
-async fn answer(cli: &Cli) -> Result<String, CliError> {
+async fn answer(cli: &Cli, flags: Flags) -> Result<String, CliError> {
     let command = match &cli.command {
         Command::Fleet(command) => command,
         Command::Completions(of) => return Ok(shell::completions(of.shell)),
         Command::Manual(into) => return shell::manual(&into.directory),
     };
-    let source = source(cli).await?;
+    let source = source(cli, flags).await?;
     let answer = ask(command, cli.output.format(), &source).await;
     source.close().await;
     match cli.output {
@@ -89,18 +99,22 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
     }
 }
 
-async fn source(cli: &Cli) -> Result<Source, CliError> {
+async fn source(cli: &Cli, flags: Flags) -> Result<Source, CliError> {
     // Whoever names a BMDB and no context needs none, and without a home there are none.
     let needless = cli.direct || (cli.bmdb_url.is_some() && cli.context.is_none());
     let contexts = match contexts::path() {
         Ok(path) if !needless => Contexts::read(&path)?,
-        Err(error) if cli.context.is_some() => return Err(error),
+        Err(error) if cli.context.is_some() && !needless => return Err(error),
         _ => Contexts::default(),
     };
     let asked = Asked {
         direct: cli.direct,
         bmdb: cli.bmdb_url.is_some(),
-        context: cli.context.is_some(),
+        context: match (flags.context, &cli.context) {
+            (true, _) => Named::ByFlag,
+            (false, Some(_)) => Named::ByEnvironment,
+            (false, None) => Named::Not,
+        },
         current: contexts.current.is_some(),
     };
     match (whom(asked)?, contexts.find(cli.context.as_deref())) {
@@ -133,11 +147,11 @@ async fn connect(cli: &Cli) -> Result<Bmdb, CliError> {
     }
 }
 
-/// Whether the URL stands where everybody can read it. A global flag is known to the subcommand it
-/// was given after, or to the whole.
-fn given_as_flag(matches: &clap::ArgMatches) -> bool {
-    matches.value_source("bmdb_url") == Some(ValueSource::CommandLine)
-        || matches.subcommand().is_some_and(|(_, matches)| given_as_flag(matches))
+/// Whether a global flag was typed, and not read from the environment. It is known to the subcommand it was
+/// given after, or to the whole.
+fn given_as_flag(matches: &clap::ArgMatches, flag: &str) -> bool {
+    matches.value_source(flag) == Some(ValueSource::CommandLine)
+        || matches.subcommand().is_some_and(|(_, matches)| given_as_flag(matches, flag))
 }
 
 /// Help and the version are answers, and so is the help that is given to whoever typed no command; the
@@ -150,9 +164,4 @@ fn say_usage(said: &clap::Error, given: &[OsString]) -> u8 {
         let _ = said.print();
     }
     u8::try_from(said.exit_code()).unwrap_or(2)
-}
-
-fn say(sentence: &str) {
-    // Without standard error there is nobody to tell; the exit code still does.
-    let _ = writeln!(std::io::stderr().lock(), "{sentence}");
 }

@@ -15,8 +15,18 @@ pub enum Source {
     Api(Remote),
 }
 
+/// How a context is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// By nobody.
+    Not,
+    /// In the environment, for every command alike.
+    ByEnvironment,
+    /// By `--context`, for this command.
+    ByFlag,
+}
+
 /// What was said of it.
-#[expect(clippy::struct_excessive_bools, reason = "each is whether one thing was said, and any may be")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// `--direct`.
@@ -24,7 +34,7 @@ pub struct Asked {
     /// A BMDB is named.
     pub bmdb: bool,
     /// A context is named.
-    pub context: bool,
+    pub context: Named,
     /// There is a current context.
     pub current: bool,
 }
@@ -41,7 +51,7 @@ pub enum Whom {
 /// Decides whom to ask; an error says what is missing.
 pub fn whom(asked: Asked) -> Result<Whom, CliError> {
     match asked {
-        Asked { direct: true, context: true, .. } => Err(CliError::Wrong(
+        Asked { direct: true, context: Named::ByFlag, .. } => Err(CliError::Wrong(
             "--direct asks the database, and --context an API; give one of them".to_owned(),
         )),
         Asked { direct: true, bmdb: false, .. } => Err(CliError::Wrong(
@@ -50,7 +60,7 @@ pub fn whom(asked: Asked) -> Result<Whom, CliError> {
                 .to_owned(),
         )),
         Asked { direct: true, .. } => Ok(Whom::Direct),
-        Asked { context: true, .. } => Ok(Whom::Api),
+        Asked { context: Named::ByFlag | Named::ByEnvironment, .. } => Ok(Whom::Api),
         Asked { bmdb: true, .. } => Ok(Whom::Direct),
         Asked { current: true, .. } => Ok(Whom::Api),
         _ => Err(CliError::Wrong(
@@ -87,13 +97,17 @@ mod tests {
     #[test]
     fn what_is_named_is_asked() {
         for (direct, bmdb, context, current, expected) in [
-            (true, true, false, true, Some(Whom::Direct)),
-            (true, false, false, true, None),
-            (true, true, true, true, None),
-            (false, true, true, false, Some(Whom::Api)),
-            (false, true, false, true, Some(Whom::Direct)),
-            (false, false, false, true, Some(Whom::Api)),
-            (false, false, false, false, None),
+            (true, true, Named::Not, true, Some(Whom::Direct)),
+            (true, false, Named::Not, true, None),
+            (true, true, Named::ByFlag, true, None),
+            // The environment speaks of every command; `--direct` of this one.
+            (true, true, Named::ByEnvironment, true, Some(Whom::Direct)),
+            (true, false, Named::ByEnvironment, true, None),
+            (false, true, Named::ByFlag, false, Some(Whom::Api)),
+            (false, true, Named::ByEnvironment, false, Some(Whom::Api)),
+            (false, true, Named::Not, true, Some(Whom::Direct)),
+            (false, false, Named::Not, true, Some(Whom::Api)),
+            (false, false, Named::Not, false, None),
         ] {
             let asked = Asked { direct, bmdb, context, current };
             assert_eq!(whom(asked).ok(), expected, "{asked:?}");

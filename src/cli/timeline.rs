@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::bmdb::find::id_of;
 use crate::bmdb::inspect::{self, HistoryLine};
 use crate::cli::error::CliError;
-use crate::cli::get::json;
+use crate::cli::get::{json, say_cut_short};
 use crate::cli::machine::find;
 use crate::cli::output::{Format, table, width};
 use crate::cli::remote::refused;
@@ -62,6 +62,7 @@ pub async fn timeline(
             (remote_read::name(said.name)?, events, said.more)
         }
     };
+    let cut_short = say_cut_short(events.len(), limit, more);
     if format == Format::Json {
         return json(&TimelineAnswer { name, events, more });
     }
@@ -72,7 +73,7 @@ pub async fn timeline(
         ));
     }
     let mut text = table(&HEADERS, &rows(&events), width());
-    if more {
+    if more && !cut_short {
         let _ = write!(text, "\nthe newest {}, and there are older ones: raise --limit\n", events.len());
     }
     Ok(text)

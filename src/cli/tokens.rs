@@ -13,17 +13,18 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::bmdb::audit::{Actor, Order, request_digest};
+use crate::bmdb::audit::{Order, request_digest};
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::credential::{self, Credential, LONGEST_LIFE, NewCredential, check_name};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
+use crate::cli::again;
 use crate::cli::command::{Bootstrap, CreateToken, RevokeToken};
 use crate::cli::contexts::{self, Context, Contexts};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
-use crate::cli::operate::who;
-use crate::cli::output::{Format, table, width};
+use crate::cli::operate::{direct, who};
+use crate::cli::output::{Format, say, table, width};
 use crate::cli::remote::{Remote, refused};
 use crate::cli::remote_read;
 use crate::cli::source::Source;
@@ -34,7 +35,12 @@ use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::credentials_client::CredentialsClient;
 
 /// Most credentials listed.
-const LISTED: usize = 500;
+const LISTED: usize = 100_000;
+/// As many as the API is asked for at once: with a hundred providers each, they are an answer that
+/// [`crate::proto::codec`] still takes.
+const PAGE: i32 = 50;
+/// How often a token is made whose predecessor was lost on the way.
+const MOST_MADE: u32 = 3;
 
 /// A line of the list.
 #[derive(Serialize)]
@@ -67,30 +73,21 @@ struct Made<'a> {
 }
 
 fn direct_order(rpc: &str, target: String, reason: Option<&str>) -> Order {
-    Order {
-        actor: Actor { name: who(), credential: None },
-        rpc: format!("shepherd.fleet.v1.Credentials/{rpc}"),
-        target,
-        reason: reason.unwrap_or_default().to_owned(),
-        idempotency_key: None,
-        dry_run: false,
-        expected_version: None,
-        request: request_digest(&[]),
-    }
+    direct(&format!("shepherd.fleet.v1.Credentials/{rpc}"), target, reason)
 }
 
 /// `tokens bootstrap`.
 pub async fn bootstrap(bmdb: &Bmdb, arguments: &Bootstrap, format: Format) -> Result<String, CliError> {
-    let contexts_path = contexts::path();
-    let mut output = arguments.output_file.clone();
+    let mut output = arguments.output_file.as_deref().map(absolute).transpose()?;
     let place = match &arguments.save_context {
         None => None,
         Some(name) => {
             contexts::check_name(name)?;
-            let path = contexts_path?;
-            let directory = path.parent().unwrap_or(Path::new(".")).to_owned();
+            let path = absolute(&contexts::path()?)?;
+            let contexts = Contexts::read(&path)?;
+            let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
             output.get_or_insert_with(|| directory.join(format!("{name}.token")));
-            Some((name.clone(), path, directory, reached(bmdb).await?))
+            Some((name.clone(), path, directory, contexts, reached(bmdb).await?))
         }
     };
     if let Some(file) = &output {
@@ -110,12 +107,12 @@ pub async fn bootstrap(bmdb: &Bmdb, arguments: &Bootstrap, format: Format) -> Re
         bmdb.create_credential(direct_order("Create", format!("credential of {name}"), reason), new).await?;
     let id = made.credential.map(|credential| credential.id.to_string()).unwrap_or_default();
     let mut said = deliver(&id, made.token.as_ref(), output.as_deref(), format)?;
-    if let Some((name, path, directory, (servers, authority))) = place {
-        let authority_path = directory.join(format!("{name}.ca.pem"));
-        contexts::write_file(&authority_path, authority.as_bytes(), 0o644)?;
-        let mut contexts = Contexts::read(&path)?;
-        let context =
-            Context { servers, ca_certificate_path: authority_path, token_path: output.unwrap_or_default() };
+    if let Some((name, path, directory, mut contexts, (servers, authority))) = place {
+        let ca_certificate_path = authority.as_ref().map(|_| directory.join(format!("{name}.ca.pem")));
+        if let (Some(path), Some(authority)) = (&ca_certificate_path, &authority) {
+            contexts::write_file(path, authority.as_bytes(), 0o644)?;
+        }
+        let context = Context { servers, ca_certificate_path, token_path: output.unwrap_or_default() };
         contexts.contexts.insert(name.clone(), context);
         contexts.current = Some(name.clone());
         contexts.write(&path)?;
@@ -127,8 +124,15 @@ pub async fn bootstrap(bmdb: &Bmdb, arguments: &Bootstrap, format: Format) -> Re
     Ok(said)
 }
 
-/// The servers of the API that are alive, and the CA certificates they are verified against, PEM.
-async fn reached(bmdb: &Bmdb) -> Result<(Vec<String>, String), CliError> {
+/// A path that means the same wherever a context is used.
+fn absolute(path: &Path) -> Result<PathBuf, CliError> {
+    std::path::absolute(path)
+        .map_err(|error| CliError::Wrong(format!("{}: this is no path: {error}", path.display())))
+}
+
+/// The servers of the API that are alive, and the CA certificates they are verified against, PEM; `None`
+/// where they publish none, because whoever calls trusts them already.
+async fn reached(bmdb: &Bmdb) -> Result<(Vec<String>, Option<String>), CliError> {
     let (mut servers, mut authorities) = (Vec::new(), Vec::new());
     for place in bmdb.api_servers().await? {
         servers.extend(place.endpoints);
@@ -152,7 +156,8 @@ async fn reached(bmdb: &Bmdb) -> Result<(Vec<String>, String), CliError> {
             lines.as_bytes().chunks(64).filter_map(|line| std::str::from_utf8(line).ok()).collect();
         format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
     };
-    Ok((servers, authorities.iter().map(pem).collect()))
+    let authorities = Some(authorities.iter().map(pem).collect()).filter(|pem: &String| !pem.is_empty());
+    Ok((servers, authorities))
 }
 
 /// Gives a token to whoever asked for it, once.
@@ -163,7 +168,11 @@ fn deliver(
     format: Format,
 ) -> Result<String, CliError> {
     if let (Some(token), Some(file)) = (token, file) {
-        contexts::write_token(file, token)?;
+        contexts::write_token(file, token).map_err(|error| {
+            CliError::Failed(format!(
+                "{error}, and nobody has it; end it by: shepherdctl tokens revoke {id} --reason 'was lost'"
+            ))
+        })?;
     }
     let shown = token.filter(|_| file.is_none()).map(SecretString::expose_secret);
     if format == Format::Json {
@@ -213,30 +222,74 @@ async fn through_api(
     arguments: &CreateToken,
     fingerprint: Option<[u8; 32]>,
 ) -> Result<(String, Option<SecretString>), CliError> {
-    let request = v1::CreateCredentialRequest {
-        order: Some(remote_order(&arguments.reason)),
-        name: arguments.name.clone(),
-        role: arguments.role.clone(),
-        providers: arguments.provider.clone(),
-        expires_after: arguments.expires_after.map(|span| span.to_string()).unwrap_or_default(),
-        certificate_sha256: fingerprint.map(hex::encode).unwrap_or_default(),
-    };
-    let made = CredentialsClient::new(remote.service()).create(request).await.map_err(refused)?.into_inner();
-    let Some(credential) = made.credential else {
-        return Err(CliError::Wrong(made.order.map(|order| order.said).unwrap_or_default()));
-    };
-    let token = Some(made.token).filter(|token| !token.is_empty()).map(SecretString::from);
-    Ok((credential.credential, token))
+    let mut remote = remote.clone();
+    for _ in 0..MOST_MADE {
+        let give = async |service, order| {
+            let request = v1::CreateCredentialRequest {
+                order: Some(order),
+                name: arguments.name.clone(),
+                role: arguments.role.clone(),
+                providers: arguments.provider.clone(),
+                expires_after: arguments.expires_after.map(|span| span.to_string()).unwrap_or_default(),
+                certificate_sha256: fingerprint.map(hex::encode).unwrap_or_default(),
+            };
+            CredentialsClient::new(service).create(request).await
+        };
+        let made = again::order(&mut remote, &arguments.reason, give).await?;
+        let lost = match outcome(made, fingerprint.is_some()) {
+            Outcome::Made(id, token) => return Ok((id, token)),
+            Outcome::Refused(said) => return Err(CliError::Wrong(said)),
+            Outcome::Lost(id) => id,
+        };
+        say(&format!(
+            "shepherdctl: the token {lost} was made and lost on its way here; it is revoked, and another \
+             one made"
+        ));
+        revoke_through(&mut remote, &lost, "it was lost on its way to whoever it was made for").await?;
+    }
+    Err(CliError::Failed(format!(
+        "{MOST_MADE} tokens were made, lost on their way here, and revoked; try again when the connection is \
+         better"
+    )))
 }
 
-/// An order through the API, with a key of its own.
-pub(crate) fn remote_order(reason: &str) -> v1::Order {
-    v1::Order {
-        reason: reason.to_owned(),
-        idempotency_key: Uuid::new_v4().to_string(),
-        dry_run: false,
-        expected_version: None,
+/// What an answer about a new credential means.
+#[derive(Debug)]
+enum Outcome {
+    /// It is there, with its token if it has one.
+    Made(String, Option<SecretString>),
+    /// It is there, and its token was in an answer that was lost: nobody can have it again.
+    Lost(String),
+    /// It is not there; a sentence.
+    Refused(String),
+}
+
+fn outcome(made: v1::CreateCredentialResponse, pinned: bool) -> Outcome {
+    let token = Some(made.token).filter(|token| !token.is_empty()).map(SecretString::from);
+    if let Some(credential) = made.credential {
+        return Outcome::Made(credential.credential, token);
     }
+    let order = made.order.unwrap_or_default();
+    // An order that is answered again names the credential only in what was written down of it.
+    let written = order.after.as_ref().and_then(|after| after.fields.get("credential")?.kind.as_ref());
+    match written {
+        Some(prost_types::value::Kind::StringValue(id)) if order.repeated && order.changed => {
+            if pinned {
+                Outcome::Made(id.clone(), None)
+            } else {
+                Outcome::Lost(id.clone())
+            }
+        }
+        _ => Outcome::Refused(order.said),
+    }
+}
+
+async fn revoke_through(remote: &mut Remote, id: &str, reason: &str) -> Result<v1::OrderResponse, CliError> {
+    let give = async |service, order| {
+        let request = v1::RevokeCredentialRequest { order: Some(order), credential: id.to_owned() };
+        CredentialsClient::new(service).revoke(request).await
+    };
+    again::order(remote, reason, give).await
 }
 
 fn fingerprint_of(path: &Path) -> Result<[u8; 32], CliError> {
@@ -269,12 +322,19 @@ pub async fn get(source: &Source, format: Format) -> Result<String, CliError> {
             (found.into_iter().take(LISTED).map(Line::from).collect::<Vec<_>>(), more, now)
         }
         Source::Api(remote) => {
-            let page_size = i32::try_from(LISTED).unwrap_or_default();
-            let request = v1::ListCredentialsRequest { page_size, page_token: String::new() };
-            let found =
-                CredentialsClient::new(remote.service()).list(request).await.map_err(refused)?.into_inner();
-            let (more, at) = (!found.next_page_token.is_empty(), remote_read::at(found.at, "its moment")?);
-            (found.credentials.into_iter().map(Line::from).collect(), more, at)
+            let mut client = CredentialsClient::new(remote.service());
+            let (mut lines, mut page_token) = (Vec::new(), String::new());
+            loop {
+                let request = v1::ListCredentialsRequest { page_size: PAGE, page_token };
+                let page = client.list(request).await.map_err(refused)?.into_inner();
+                lines.extend(page.credentials.into_iter().map(Line::from));
+                page_token = page.next_page_token;
+                if page_token.is_empty() || lines.len() >= LISTED {
+                    let more = lines.len() > LISTED || !page_token.is_empty();
+                    lines.truncate(LISTED);
+                    break (lines, more, remote_read::at(page.at, "its moment")?);
+                }
+            }
         }
     };
     if format == Format::Json {
@@ -288,7 +348,7 @@ pub async fn get(source: &Source, format: Format) -> Result<String, CliError> {
     let rows: Vec<Vec<String>> = lines.iter().map(|line| row(line, now)).collect();
     let mut text = table(&["CREDENTIAL", "KIND", "NAME", "ROLE", "PROVIDERS", "STATE"], &rows, width());
     if more {
-        let _ = write!(text, "\nthe newest {LISTED}, and there are older ones, which the API lists\n");
+        let _ = write!(text, "\nthe newest {LISTED}, and there are older ones\n");
     }
     Ok(text)
 }
@@ -316,12 +376,9 @@ pub async fn revoke(source: &Source, arguments: &RevokeToken, format: Format) ->
             (carried.done.changed, carried.done.said)
         }
         Source::Api(remote) => {
-            let request = v1::RevokeCredentialRequest {
-                order: Some(remote_order(&arguments.reason)),
-                credential: arguments.credential.to_string(),
-            };
             let done =
-                CredentialsClient::new(remote.service()).revoke(request).await.map_err(refused)?.into_inner();
+                revoke_through(&mut remote.clone(), &arguments.credential.to_string(), &arguments.reason)
+                    .await?;
             (done.changed, done.said)
         }
     };
@@ -376,4 +433,56 @@ pub fn span(text: &str) -> Result<Span, String> {
         return Err("that is longer than ten years; leave it out for no end".to_owned());
     }
     Ok(span)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn written(changed: bool, repeated: bool) -> v1::OrderResponse {
+        let kind = Some(prost_types::value::Kind::StringValue("c-1".into()));
+        let fields = BTreeMap::from([("credential".to_owned(), prost_types::Value { kind })]);
+        let after = Some(prost_types::Struct { fields });
+        v1::OrderResponse { said: "said".into(), changed, repeated, after, ..Default::default() }
+    }
+
+    fn answered(token: &str, there: bool, order: v1::OrderResponse) -> v1::CreateCredentialResponse {
+        let credential = there.then(|| v1::Credential { credential: "c-1".into(), ..Default::default() });
+        v1::CreateCredentialResponse { credential, token: token.into(), order: Some(order) }
+    }
+
+    #[test]
+    fn token_whose_answer_was_lost_is_known_to_be() {
+        for (answer, pinned, expected) in [
+            (answered("t", true, written(true, false)), false, "made c-1 with its token"),
+            (answered("", true, written(true, false)), true, "made c-1"),
+            (answered("", false, written(true, true)), true, "made c-1"),
+            (answered("", false, written(true, true)), false, "lost c-1"),
+            (answered("", false, written(false, true)), false, "refused: said"),
+            (
+                answered("", false, v1::OrderResponse { said: "said".into(), ..Default::default() }),
+                true,
+                "refused: said",
+            ),
+        ] {
+            let found = match outcome(answer, pinned) {
+                Outcome::Made(id, Some(_)) => format!("made {id} with its token"),
+                Outcome::Made(id, None) => format!("made {id}"),
+                Outcome::Lost(id) => format!("lost {id}"),
+                Outcome::Refused(said) => format!("refused: {said}"),
+            };
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn path_of_a_context_means_the_same_everywhere() {
+        let here = std::env::current_dir().unwrap();
+        for (given, expected) in [("a.token", here.join("a.token")), ("/b/c", PathBuf::from("/b/c"))] {
+            assert_eq!(absolute(Path::new(given)).unwrap(), expected);
+        }
+        assert!(absolute(Path::new("")).is_err());
+    }
 }

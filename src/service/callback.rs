@@ -78,10 +78,12 @@ fn operator_rates() -> ApiRates {
     ApiRates { source: rate(10, 399), credential: rate(20, 199) }
 }
 
-/// Most connections of operators, watches of theirs, and connections of the API to the database.
+/// Most connections of operators, watches of theirs, and connections of the API to the database: for what is
+/// shown, and for letting calls in, which many watches must not delay.
 const OPERATOR_CONNECTIONS: usize = 1000;
 const OPERATOR_WATCHES: usize = 200;
 const API_DATABASE_CONNECTIONS: u32 = 4;
+const API_DOOR_CONNECTIONS: u32 = 2;
 
 /// How often one agent may call: far above any heartbeat interval, far below what hurts.
 fn agent_rate() -> Rate {
@@ -155,6 +157,7 @@ async fn start_parts(
             connections: OPERATOR_CONNECTIONS,
             watches: OPERATOR_WATCHES,
             database_connections: API_DATABASE_CONNECTIONS,
+            door_connections: API_DOOR_CONNECTIONS,
         };
         let api = serve_api(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone());
         callback.api = Some(api.await?);

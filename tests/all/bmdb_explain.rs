@@ -478,6 +478,11 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     })
     .await?;
     check("cancelling", &cancel, 20);
+    let reached = include_str!("../../sql/inspect/by_id_reached.sql");
+    let named = cost(connection, reached, |query| {
+        query.bind(vec!["rack-3", "rack-4"]).bind(Uuid::nil()).bind(Uuid::max()).bind(6_i64)
+    });
+    check("finding a machine of two providers by its id", &named.await?, 300);
     let machines = oldest_heard(connection).await?;
     let batch = cost(connection, include_str!("../../sql/heartbeat/batch.sql"), |query| {
         query

@@ -1,6 +1,7 @@
 //! What a machine has seen and this database never gave holds every order to it back, however often it is
 //! tried, until a restoration is declared.
 
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
 use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::intent::{Permission, Step};
 use shepherd::bmdb::retention::Retained;
@@ -61,7 +62,18 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
     while kit.bmdb.forget(Retained::History, 1_000).await? > 0 {}
     assert_eq!((kit.count(TOLD).await?, kit.count("SELECT count(*) FROM history").await?), (1, 1));
 
-    kit.bmdb.declare_restored("the test").await?;
+    let order = Order {
+        actor: Actor { name: "the test".to_owned(), credential: None },
+        rpc: "declare restored".to_owned(),
+        target: "the BMDB".to_owned(),
+        reason: "the test".to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(&[]),
+    };
+    kit.bmdb.declare_restored(order, "the test").await?;
+    assert_eq!(kit.count("SELECT count(*) FROM audit WHERE rpc = 'declare restored'").await?, 1);
     let after = Shepherd::start(&kit, "declared", LONG).await?;
     let session = after.session().await?;
     let work = after.claim_one(&session, Process::AgentStart).await?;

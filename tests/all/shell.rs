@@ -22,7 +22,10 @@ fn said(arguments: &[&str]) -> Result<String> {
 /// The commands that a help text lists.
 fn commands_in(help: &str) -> Vec<String> {
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let words = listed.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
+    let listed = listed.take_while(|line| !line.is_empty());
+    // What is said of a command may go on in a line of its own, further to the right.
+    let begun = listed.filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
+    let words = begun.filter_map(|line| line.split_whitespace().next());
     words.filter(|word| *word != "help").map(str::to_owned).collect()
 }
 
@@ -59,6 +62,41 @@ fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
         .output()?;
     ensure!(output.status.success() && output.stderr.is_empty(), "{words:?}: {output:?}");
     Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
+}
+
+/// What `shepherdctl` does through a context's API.
+const THROUGH_THE_API: &[&str] = &[
+    "get machines",
+    "get sessions",
+    "get work",
+    "get providers",
+    "why",
+    "timeline",
+    "hold",
+    "release",
+    "retry",
+    "allow host-key",
+    "tokens create",
+    "tokens get",
+    "tokens revoke",
+];
+
+#[test]
+fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> Result<()> {
+    for command in THROUGH_THE_API {
+        let words: Vec<&str> = command.split(' ').collect();
+        let help = said(&[&words[..], &["--help"]].concat())?;
+        let examples = help.lines().skip_while(|line| !line.starts_with("Example")).skip(1);
+        let examples: Vec<&str> = examples.map(str::trim).collect();
+        assert!(!examples.is_empty(), "{command} has no example");
+        for example in examples {
+            let begins = format!("shepherdctl {command}");
+            assert!(example.starts_with(&begins) && example.len() <= 98, "{command}: {example}");
+        }
+    }
+    let help = said(&["--help"])?;
+    assert!(help.contains("Exit code: 0 done, 1 something failed, 2 the command was wrong."), "{help}");
+    Ok(())
 }
 
 #[test]

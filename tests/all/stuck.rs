@@ -168,7 +168,10 @@ async fn machines_that_are_stuck_in_ten_ways_are_told_why() -> Result<()> {
     })
     .await?;
     fleet.strike("sim-0009", "kill").await?;
-    golden("brake", &why(&fleet, "sim-0009", "Silent", &["brake of all machines", "brake of sim"]).await?);
+    golden(
+        "brake",
+        &why(&fleet, "sim-0009", "Silent", &["brake: ", "brake of all machines", "brake of sim"]).await?,
+    );
 
     ensure!(shepherd.terminate().await?.success());
     pasted(&fleet, "shepherdctl retry sim-0001")?;

@@ -69,8 +69,8 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Audit/List", Role::Admin, About::Fleet),
     // The contracts are public, and a load balancer has no credential.
     public("grpc.health.v1.Health/Check"),
-    public("grpc.health.v1.Health/Watch"),
-    public("grpc.health.v1.Health/List"),
+    // Not Health/Watch: a stream that anybody may leave open for ever. Its contract lets a server leave it
+    // unimplemented, and tells clients not to mind.
     public("grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
     public("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
 ];
@@ -145,6 +145,14 @@ mod tests {
                     assert!(role >= Role::Operator, "{name}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn whoever_has_no_credential_leaves_no_stream_open() {
+        assert_eq!(rule_of("grpc.health.v1.Health/Watch"), None);
+        for rule in RULES.iter().filter(|rule| rule.rpc.ends_with("/Watch")) {
+            assert_ne!(rule.needs, Needs::Nobody, "{}", rule.rpc);
         }
     }
 

@@ -2,16 +2,22 @@
 //!
 //! Every call passes here once, whichever way it came in, and is then known by its [`Caller`]. A token is
 //! looked up each time: nothing is remembered of it, so revoking one counts with the next call. Calls are
-//! limited by source before anything is looked up, and by credential after it.
+//! limited by source before anything is looked up, and by credential after it. The door looks through
+//! connections of its own: whoever lists and watches much makes nobody wait to be let in.
+//!
+//! A call by gRPC must say that it is one: a page of somebody else's cannot make a browser send that
+//! without asking first, and a browser may have a client certificate.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{Extensions, HeaderMap, header};
+use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
@@ -19,12 +25,18 @@ use crate::bmdb::audit::Actor;
 use crate::bmdb::credential::{self, Credential, Presented};
 use crate::bmdb::look::Looks;
 use crate::model::access::{Role, Scope};
-use crate::model::machine_view::MachineName;
 use crate::model::time::Rate;
 use crate::server::api::access::{Needs, may, rule_of};
-use crate::server::api::listener::ApiPeer;
-use crate::server::api::refusal::{of_bmdb, refused, too_often, unknown};
+use crate::server::api::door::good::Good;
+use crate::server::api::listener::{ApiPeer, Places};
+use crate::server::api::refusal::{of_bmdb, refused, too_often};
 use crate::server::callback_service::CallRates;
+
+mod good;
+mod public;
+
+/// Most calls at once that need no credential; a quarter of them of one source.
+const PUBLIC_CALLS: usize = 64;
 
 /// How often somebody may call.
 #[derive(Clone, Copy, Debug)]
@@ -60,16 +72,6 @@ impl Caller {
         let Credential { id, kind, name, .. } = &*self.credential;
         Actor { name: format!("{name} ({kind} {id})"), credential: Some(*id) }
     }
-
-    /// Refuses a machine that the credential does not reach, as if it were not there.
-    pub fn reaches(&self, name: &MachineName, asked: &str) -> Result<(), Status> {
-        if self.scope().holds(name.provider.as_deref()) {
-            return Ok(());
-        }
-        let said =
-            format!("this credential reaches no machine {asked:?}; it is for the machines of some providers");
-        Err(unknown("machine", asked, said))
-    }
 }
 
 /// What checks calls.
@@ -77,61 +79,81 @@ pub struct Door {
     looks: Looks,
     by_source: CallRates,
     by_credential: CallRates,
+    good: Good,
+    public: Arc<Places>,
+    stop: CancellationToken,
 }
 
 impl Door {
-    /// A door of a fleet's API.
+    /// A door of a fleet's API until `stop`, which looks through `looks`.
     #[must_use]
-    pub fn new(looks: Looks, rates: ApiRates) -> Self {
+    pub fn new(looks: Looks, rates: ApiRates, stop: CancellationToken) -> Self {
         Self {
             looks,
+            good: Good::default(),
+            public: Places::new(PUBLIC_CALLS),
+            stop,
             by_source: CallRates::new(rates.source),
             by_credential: CallRates::new(rates.credential),
         }
     }
 
-    /// Forgets the rates of whoever has not called for long.
+    /// Forgets whoever has not called for long.
     pub fn forget_idle(&self) {
+        self.good.forget_idle();
         self.by_source.forget_idle();
         self.by_credential.forget_idle();
     }
 
-    /// Whether a credential is good, for streams that were opened with it.
+    /// Whether a credential is good, or was a second ago, for streams that were opened with it.
     pub async fn is_good(&self, id: Uuid) -> Result<bool, Status> {
-        let found = self
-            .looks
-            .look(move |tx| Box::pin(async move { credential::by_id(tx, id).await }))
-            .await
-            .map_err(of_bmdb)?;
-        Ok(found.is_some_and(|found| found.active))
+        let answer = self.good.ask(id, Instant::now(), || {
+            let looks = self.looks.clone();
+            Box::pin(async move {
+                let look = looks.look(move |tx| Box::pin(async move { credential::by_id(tx, id).await }));
+                Ok(look.await.map_err(of_bmdb)?.is_some_and(|found| found.active))
+            })
+        });
+        answer.await
     }
 
-    /// Whose call it is, `None` where that does not matter; or why it is refused. Nothing of the call is
-    /// looked at but its headers.
+    /// Refuses a source that calls too often; the first thing that is asked of whatever comes in.
+    pub fn hears(&self, peer: &ApiPeer) -> Result<(), Status> {
+        if self.by_source.allows(key_of_address(peer.address.ip())) {
+            return Ok(());
+        }
+        tracing::debug!(address = %peer.address, "a source calls too often");
+        Err(too_often(Duration::from_secs(1)))
+    }
+
+    /// Whose call it is that was heard, `None` where that does not matter; or why it is refused. Nothing of
+    /// the call is looked at but its headers.
     pub async fn admit(
         &self,
         rpc: &str,
         headers: &HeaderMap,
         peer: &ApiPeer,
     ) -> Result<Option<Caller>, Status> {
-        let admitted = self.judge(rpc, headers, peer).await;
+        let admitted = self.judge(rpc, headers, peer.certificate).await;
         if let Err(status) = &admitted {
             tracing::debug!(rpc, address = %peer.address, code = ?status.code(), "a call was refused");
         }
         admitted
     }
 
-    async fn judge(&self, rpc: &str, headers: &HeaderMap, peer: &ApiPeer) -> Result<Option<Caller>, Status> {
-        if !self.by_source.allows(key_of_address(peer.address.ip())) {
-            return Err(too_often(Duration::from_secs(1)));
-        }
+    async fn judge(
+        &self,
+        rpc: &str,
+        headers: &HeaderMap,
+        certificate: Option<[u8; 32]>,
+    ) -> Result<Option<Caller>, Status> {
         let Some(rule) = rule_of(rpc) else {
             return Err(refused(Code::Unimplemented, "NO_SUCH_CALL", format!("there is no call {rpc}")));
         };
         if rule.needs == Needs::Nobody {
             return Ok(None);
         }
-        let credential = self.credential_of(headers, peer).await?;
+        let credential = self.credential_of(headers, certificate).await?;
         let mut key = [0; 32];
         key[..16].copy_from_slice(credential.id.as_bytes());
         if !self.by_credential.allows(key) {
@@ -143,7 +165,11 @@ impl Door {
     }
 
     /// The credential of a call: its token, or the connection's certificate where it has none.
-    async fn credential_of(&self, headers: &HeaderMap, peer: &ApiPeer) -> Result<Credential, Status> {
+    async fn credential_of(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<[u8; 32]>,
+    ) -> Result<Credential, Status> {
         let found = match bearer(headers)? {
             Some(token) => {
                 let presented = Presented::read(token).ok_or_else(|| unauthenticated(NOT_KNOWN))?;
@@ -155,7 +181,7 @@ impl Door {
                     })
                     .await
             }
-            None => match peer.certificate {
+            None => match certificate {
                 Some(fingerprint) => {
                     self.looks
                         .look(move |tx| {
@@ -212,23 +238,48 @@ pub(super) fn key_of_address(address: IpAddr) -> [u8; 32] {
 
 /// Lets a call in, known by its [`Caller`], or refuses it.
 pub async fn guard(State(door): State<Arc<Door>>, mut request: Request, next: Next) -> Response {
-    let rpc = request.uri().path().trim_start_matches('/').to_owned();
     // A call in JSON was let in before its body was read, and its caller is known. Nobody can send that:
     // extensions do not come over the network.
     if request.extensions().get::<Caller>().is_none() {
-        let admitted = match peer(request.extensions()) {
-            Ok(peer) => door.admit(&rpc, request.headers(), &peer).await,
-            Err(status) => Err(status),
-        };
-        match admitted {
-            Ok(Some(caller)) => drop(request.extensions_mut().insert(caller)),
-            Ok(None) => {}
+        let heard = peer(request.extensions()).and_then(|peer| door.hears(&peer).map(|()| peer));
+        let peer = match heard {
+            Ok(peer) => peer,
             Err(status) => return status.into_http(),
+        };
+        if !says_grpc(request.headers()) {
+            let said =
+                "calls come here by gRPC, with `content-type: application/grpc`; in JSON they go to /api\n";
+            return (StatusCode::UNSUPPORTED_MEDIA_TYPE, said).into_response();
+        }
+        if let Err(status) = let_in(&door, peer, &mut request).await {
+            return status.into_http();
         }
     }
     // Not for the services' eyes, nor for what they may log.
     request.headers_mut().remove(header::AUTHORIZATION);
     next.run(request).await
+}
+
+/// Lets a call in that was heard.
+async fn let_in(door: &Arc<Door>, peer: ApiPeer, request: &mut Request) -> Result<(), Status> {
+    let rpc = request.uri().path().trim_start_matches('/').to_owned();
+    if let Some(caller) = door.admit(&rpc, request.headers(), &peer).await? {
+        request.extensions_mut().insert(caller);
+        return Ok(());
+    }
+    let place = door.public.take(key_of_address(peer.address.ip()));
+    let place = place.ok_or_else(|| too_often(Duration::from_secs(1)))?;
+    let body = std::mem::take(request.body_mut());
+    let hearing = door.clone();
+    *request.body_mut() =
+        public::bounded(body, place, door.stop.clone(), move || hearing.hears(&peer).is_ok());
+    Ok(())
+}
+
+/// Whether a request says that it is a call by gRPC.
+fn says_grpc(headers: &HeaderMap) -> bool {
+    let said = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    said.is_some_and(|said| said.starts_with(b"application/grpc"))
 }
 
 /// The connection that a request came by.
@@ -270,6 +321,22 @@ mod tests {
         assert_eq!(read("Basic eDp5"), None);
         assert_eq!(read("x"), None);
         assert_eq!(bearer(&HeaderMap::new()).unwrap(), None);
+    }
+
+    #[test]
+    fn what_any_page_can_send_is_no_call_by_grpc() {
+        let says = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, value.parse().unwrap());
+            says_grpc(&headers)
+        };
+        assert!(says("application/grpc") && says("application/grpc+proto"));
+        // What a browser sends without asking (fetch.spec.whatwg.org, CORS-safelisted request-header).
+        for value in ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded", ""] {
+            assert!(!says(value), "{value}");
+        }
+        assert!(!says("text/plain; application/grpc"));
+        assert!(!says_grpc(&HeaderMap::new()));
     }
 
     #[test]

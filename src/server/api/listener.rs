@@ -46,22 +46,22 @@ pub struct ApiStream {
     _place: Place,
 }
 
-/// How many connections there are, of all and of each source.
-struct Places {
+/// How many connections, or calls that need no credential, there are, of all and of each source.
+pub(super) struct Places {
     permits: Arc<Semaphore>,
     by_source: Mutex<HashMap<[u8; 32], usize>>,
     of_one: usize,
 }
 
-/// A connection's place among those there may be, until it is dropped.
-struct Place {
+/// A place among those there may be, until it is dropped.
+pub(super) struct Place {
     places: Arc<Places>,
     source: [u8; 32],
     _permit: OwnedSemaphorePermit,
 }
 
 impl Places {
-    fn new(most: usize) -> Arc<Self> {
+    pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             permits: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             by_source: Mutex::default(),
@@ -69,8 +69,8 @@ impl Places {
         })
     }
 
-    /// A place for a connection from there, if there is one.
-    fn take(self: &Arc<Self>, source: [u8; 32]) -> Option<Place> {
+    /// A place for somebody from there, if there is one.
+    pub(super) fn take(self: &Arc<Self>, source: [u8; 32]) -> Option<Place> {
         let permit = self.permits.clone().try_acquire_owned().ok()?;
         let mut by_source = self.by_source.lock().unwrap_or_else(PoisonError::into_inner);
         let held = by_source.entry(source).or_default();

@@ -2,15 +2,14 @@
 
 use std::collections::HashMap;
 
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
-use crate::bmdb::action::{self, Allowed, Done, Until, by};
+use crate::bmdb::action::{self, Done, Until, by};
 use crate::bmdb::audit::{self, Carried};
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::find::id_of;
 use crate::bmdb::inspect;
-use crate::bmdb::listing::{self, Cursor, Filter};
+use crate::bmdb::listing::{self, Cursor, Enough, Filter};
 use crate::bmdb::tags::tags;
 use crate::bmdb::work::Decision;
 use crate::model::facts::{HoldScope, MachineFacts};
@@ -24,7 +23,7 @@ use crate::server::api::convert::{self, at, moment};
 use crate::server::api::door::caller;
 use crate::server::api::orders::{Said, answer};
 use crate::server::api::pages;
-use crate::server::api::refusal::{of_bmdb, refused, wrong};
+use crate::server::api::refusal::{of_bmdb, wrong};
 use crate::server::api::site::Site;
 use crate::server::api::watch;
 
@@ -41,7 +40,7 @@ pub struct MachinesService {
 
 #[tonic::async_trait]
 impl Machines for MachinesService {
-    type WatchStream = ReceiverStream<Result<v1::WatchMachinesResponse, Status>>;
+    type WatchStream = watch::Watched;
 
     async fn list(
         &self,
@@ -65,7 +64,8 @@ impl Machines for MachinesService {
                 Box::pin(async move {
                     let now = inspect::now(tx).await?;
                     let page =
-                        listing::machines(tx, &filter, &scope, after.as_ref(), size, LOOKED_AT).await?;
+                        listing::machines(tx, &filter, &scope, after.as_ref(), size, Enough::soon(LOOKED_AT))
+                            .await?;
                     Ok((page, now))
                 })
             })
@@ -210,28 +210,16 @@ impl Machines for MachinesService {
         request: Request<v1::AllowHostKeyRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let asked = request.get_ref();
-        let caller = caller(&request)?;
-        let name = self.site.find(&caller, &asked.machine).await?;
-        let view = self.view(&name).await?;
-        let fingerprint = action::fingerprint(&asked.fingerprint);
         let said = Said { rpc: ALLOW_HOST_KEY, request: asked, order: asked.order.as_ref() };
         let (who, reason) = who_and_why(&request, asked.order.as_ref())?;
-        let by = by(&who, Some(&reason));
-        match action::allowed(&name.short(), view.host_keys.as_ref(), fingerprint) {
-            Allowed::Not(said) => Err(refused(Code::FailedPrecondition, "NO_SUCH_KEY", said)),
-            Allowed::Already => {
-                self.order(&request, &asked.machine, said, |_| {
-                    Done::nothing("believes that key already; nothing was changed")
-                })
-                .await
-            }
-            Allowed::Key(refused, pinned) => {
-                self.order(&request, &asked.machine, said, move |snapshot| {
-                    action::allow_host_key(&snapshot.facts, &refused, &pinned, &by)
-                })
-                .await
-            }
-        }
+        let caller = caller(&request)?;
+        let name = self.site.find(&caller, &asked.machine).await?;
+        let order = said.read(&caller, name.short())?;
+        let dry_run = order.dry_run;
+        let meant =
+            (name.short(), action::fingerprint(&asked.fingerprint).to_owned(), by(&who, Some(&reason)));
+        let carried = self.site.bmdb.order_host_key(order, id_of(&name), meant).await.map_err(of_bmdb)?;
+        Ok(Response::new(answer(Some(&name), dry_run, &carried)))
     }
 }
 

@@ -10,7 +10,8 @@
 //! * [`machines`], [`fleet`], [`credentials`], [`audits`]: the services. They read through
 //!   [`Looks`](crate::bmdb::look::Looks), a capped pool of their own, and order through
 //!   [`Bmdb::order_machine`](crate::bmdb::connection::Bmdb::order_machine), which writes the audit.
-//! * [`watch`]: streams, which end with the credential they were opened with.
+//! * [`watch`]: streams, which end with the credential they were opened with; [`farewell`] and [`watches`]: how
+//!   they end, and how many there may be.
 //! * [`openapi`]: the same descriptors as an OpenAPI document.
 //! * [`texts`], [`pages`]: what a request may say, before anything is done with it.
 //! * [`refusal`]: errors as sentences, with the standard details of gRPC.
@@ -27,6 +28,7 @@ pub mod audits;
 pub mod convert;
 pub mod credentials;
 pub mod door;
+pub mod farewell;
 pub mod fleet;
 pub mod listener;
 pub mod machines;
@@ -39,3 +41,4 @@ pub mod site;
 pub mod texts;
 pub mod transcode;
 pub mod watch;
+pub mod watches;

@@ -1,7 +1,42 @@
 //! The OpenAPI document of the API as JSON, made from the contracts' descriptors and their comments.
 
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse as _, Response};
 use prost_reflect::{Cardinality, DescriptorPool, FieldDescriptor, FileDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value, json};
+
+use crate::server::api::door::{Door, peer};
+use crate::server::api::transcode::refusal;
+
+/// The document as it is told; cheap to clone.
+#[derive(Clone)]
+pub struct Told {
+    door: Arc<Door>,
+    text: Bytes,
+}
+
+impl Told {
+    /// The document of `contracts`, told to whoever `door` hears.
+    #[must_use]
+    pub fn new(contracts: &DescriptorPool, door: Arc<Door>) -> Self {
+        Self { door, text: document(contracts).to_string().into() }
+    }
+}
+
+/// Tells the document.
+pub async fn tell(State(told): State<Told>, request: Request) -> Response {
+    match peer(request.extensions()).and_then(|peer| told.door.hears(&peer)) {
+        Ok(()) => {
+            let json = HeaderValue::from_static("application/json");
+            ([(header::CONTENT_TYPE, json)], told.text).into_response()
+        }
+        Err(status) => refusal(&status),
+    }
+}
 
 /// The document.
 #[must_use]

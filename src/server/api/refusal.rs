@@ -55,6 +55,9 @@ pub fn of_bmdb(error: BmdbError) -> Status {
         BmdbError::KeyOfAnotherOrder { .. } => {
             refused(Code::AlreadyExists, "KEY_OF_ANOTHER_ORDER", error.to_string())
         }
+        BmdbError::OrderRefused { reason, .. } => {
+            refused(Code::FailedPrecondition, reason, error.to_string())
+        }
         BmdbError::NewerRules { .. } => refused(Code::FailedPrecondition, "NEWER_RULES", error.to_string()),
         BmdbError::UnknownOutcome(_) => {
             tracing::warn!(%error, "an order's outcome is unknown");

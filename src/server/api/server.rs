@@ -13,20 +13,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{HeaderValue, header};
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use prost_reflect::DescriptorPool;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
+use tonic_health::ServingStatus;
+use tonic_health::server::{HealthReporter, health_reporter};
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::look::Looks;
@@ -52,6 +53,7 @@ use crate::server::api::machines::MachinesService;
 use crate::server::api::openapi;
 use crate::server::api::site::Site;
 use crate::server::api::transcode::{self, REQUEST_LIMIT, Transcoder};
+use crate::server::api::watches::Watches;
 use crate::server::callback_server::host_of;
 use crate::server::certificate::{Certificate, CertificateSource, RenewalClock, ends_of};
 use crate::server::error::ServerError;
@@ -89,6 +91,8 @@ pub struct ApiSettings {
     pub watches: usize,
     /// Most connections to the database for looking.
     pub database_connections: u32,
+    /// Most connections to it for letting calls in, and for finding the machines they name.
+    pub door_connections: u32,
 }
 
 /// An API server that runs.
@@ -138,15 +142,17 @@ pub async fn serve_api(
     let contracts =
         DescriptorPool::decode(DESCRIPTORS).map_err(|error| ServerError::Contracts(error.to_string()))?;
     let looks = Looks::connect(&bmdb, settings.database_connections).await?;
-    let door = Arc::new(Door::new(looks.clone(), settings.rates));
+    let first_looks = Looks::connect(&bmdb, settings.door_connections).await?;
+    let door = Arc::new(Door::new(first_looks.clone(), settings.rates, stop.clone()));
     let site = Site {
         bmdb,
         looks: looks.clone(),
+        first_looks: first_looks.clone(),
         door: door.clone(),
-        watches: Arc::new(Semaphore::new(settings.watches)),
+        watches: Watches::new(settings.watches),
         stop: stop.clone(),
     };
-    let router = router(site, &contracts)?;
+    let (health, router) = router(site, &contracts)?;
 
     // Those who have taken the authority's certificates verify by them whatever certificate is shown.
     let known = {
@@ -173,23 +179,25 @@ pub async fn serve_api(
         presence: tokio::spawn(presence.stay(session, look_again, stop.clone())),
         connections,
         router,
+        health,
         sessions,
-        looks,
+        looks: [looks, first_looks],
         stop,
     }));
     tracing::info!(%local_addr, ?endpoints, "answering operators");
     Ok(ApiServer { local_addr, ca_certificates, ended })
 }
 
-/// Every way in: the services by gRPC behind their door, and the same as JSON.
-fn router(site: Site, contracts: &DescriptorPool) -> Result<Router, ServerError> {
+/// Every way in: the services by gRPC behind their door, and the same as JSON; and what says whether they
+/// serve.
+fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Router), ServerError> {
     let unreadable = |error: tonic_reflection::server::Error| ServerError::Contracts(error.to_string());
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let (_, health) = tonic_health::server::health_reporter();
+    let (reporter, health) = health_reporter();
     let fleet = FleetService { site: site.clone() };
     let door = site.door.clone();
     let grpc = Routes::new(health)
@@ -214,14 +222,13 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<Router, ServerError>
         .prepare()
         .into_axum_router()
         .layer(from_fn_with_state(door.clone(), guard));
-    let document = openapi::document(contracts).to_string();
-    let json = HeaderValue::from_static("application/json");
-    let told = get(move || std::future::ready(([(header::CONTENT_TYPE, json.clone())], document.clone())));
+    let told = openapi::Told::new(contracts, door.clone());
     let transcoder = Transcoder::new(contracts, door, grpc.clone());
-    Ok(Router::new()
-        .route("/openapi.json", told)
+    let router = Router::new()
+        .route("/openapi.json", get(openapi::tell).with_state(told))
         .route("/api/{*rpc}", post(transcode::call).with_state(transcoder))
-        .fallback_service(grpc))
+        .fallback_service(grpc);
+    Ok((reporter, router))
 }
 
 struct Parts {
@@ -231,13 +238,14 @@ struct Parts {
     presence: JoinHandle<Option<Session>>,
     connections: mpsc::Receiver<ApiStream>,
     router: Router,
+    health: HealthReporter,
     sessions: Sessions,
-    looks: Looks,
+    looks: [Looks; 2],
     stop: CancellationToken,
 }
 
 async fn run(parts: Parts) {
-    serve(parts.router, parts.connections, parts.stop).await;
+    serve(parts.router, parts.health, parts.connections, parts.stop).await;
     for (name, task) in
         [("accepting", parts.accepting), ("freshening", parts.freshening), ("forgetting", parts.forgetting)]
     {
@@ -250,11 +258,18 @@ async fn run(parts: Parts) {
     {
         tracing::warn!(%error, "the API server's session will be closed by the reaper");
     }
-    parts.looks.bmdb().close().await;
+    for looks in parts.looks {
+        looks.bmdb().close().await;
+    }
 }
 
 /// Answers calls until `stop`, and then those under way, for a grace period.
-async fn serve(router: Router, connections: mpsc::Receiver<ApiStream>, stop: CancellationToken) {
+async fn serve(
+    router: Router,
+    health: HealthReporter,
+    connections: mpsc::Receiver<ApiStream>,
+    stop: CancellationToken,
+) {
     let incoming = ReceiverStream::new(connections).map(Ok::<_, io::Error>);
     let serving = Server::builder()
         .accept_http1(true)
@@ -267,6 +282,8 @@ async fn serve(router: Router, connections: mpsc::Receiver<ApiStream>, stop: Can
         .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
     let late = async {
         stop.cancelled().await;
+        // The empty name is the server as a whole.
+        health.set_service_status("", ServingStatus::NotServing).await;
         tokio::time::sleep(GRACE).await;
     };
     tokio::select! {

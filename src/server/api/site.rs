@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::find::{Found, find};
 use crate::bmdb::look::Looks;
+use crate::bmdb::look::reached::find_reached;
+use crate::model::access::Scope;
 use crate::model::machine_view::MachineName;
 use crate::server::api::door::{Caller, Door};
 use crate::server::api::refusal::{of_bmdb, unknown, wrong};
 use crate::server::api::texts::line;
+use crate::server::api::watches::Watches;
 
 /// Longest name of a machine that anybody may mean.
 const LONGEST_NAME: usize = 300;
@@ -24,10 +26,12 @@ pub struct Site {
     pub bmdb: Bmdb,
     /// For looking.
     pub looks: Looks,
+    /// For what comes before an order, which lists and watches must not keep waiting: the door's.
+    pub first_looks: Looks,
     /// For streams, whose credential may end before they do.
     pub door: Arc<Door>,
-    /// One permit for each watch there may be.
-    pub watches: Arc<Semaphore>,
+    /// The watches there are and may be.
+    pub watches: Watches,
     /// Cancelled when streams are to end, because the server does.
     pub stop: CancellationToken,
 }
@@ -42,21 +46,22 @@ impl Site {
                 "machine is empty; name one by its UUID, its provider's id, or PROVIDER/ID",
             ));
         }
-        let wanted = text.to_owned();
+        let (wanted, scope) = (text.to_owned(), caller.scope().clone());
         let found = self
-            .looks
+            .first_looks
             .look(move |tx| {
-                let wanted = wanted.clone();
-                Box::pin(async move { find(tx, &wanted).await })
+                let (wanted, scope) = (wanted.clone(), scope.clone());
+                Box::pin(async move {
+                    match &scope {
+                        Scope::Everything => find(tx, &wanted).await,
+                        Scope::Providers(_) => find_reached(tx, &wanted, &scope).await,
+                    }
+                })
             })
             .await
             .map_err(of_bmdb)?;
         match found {
-            Found::One(name) => caller.reaches(&name, text).map(|()| name),
-            // The sentence may name machines that a credential for some providers does not reach.
-            Found::Not(_) if !caller.scope().providers().is_empty() => {
-                Err(unknown("machine", text, format!("this credential reaches no one machine {text:?}")))
-            }
+            Found::One(name) => Ok(name),
             Found::Not(said) => Err(unknown("machine", text, said)),
         }
     }

@@ -85,6 +85,9 @@ pub async fn call(
 
 impl Transcoder {
     async fn call(mut self, rpc: &str, request: Request) -> Result<Response, Status> {
+        let (parts, body) = request.into_parts();
+        let peer = peer(&parts.extensions)?;
+        self.door.hears(&peer)?;
         let method = self.methods.get(rpc).cloned().ok_or_else(|| {
             refused(
                 Code::NotFound,
@@ -92,8 +95,6 @@ impl Transcoder {
                 format!("there is no call {rpc}; /openapi.json lists them"),
             )
         })?;
-        let (parts, body) = request.into_parts();
-        let peer = peer(&parts.extensions)?;
         let caller = self.door.admit(rpc, &parts.headers, &peer).await?;
         if !says_json(&parts.headers) {
             return Err(wrong(
@@ -228,7 +229,8 @@ fn events(answers: Answers) -> Response {
     (headers, Body::from_stream(stream)).into_response()
 }
 
-fn refusal(status: &Status) -> Response {
+/// A refusal as JSON.
+pub(super) fn refusal(status: &Status) -> Response {
     let mut response = (http_code(status.code()), axum::Json(described(status))).into_response();
     if status.code() == Code::Unauthenticated {
         // RFC 9110, 15.5.2: whoever is not let in is told how to be.

@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::StreamExt as _;
+use prost::Message as _;
 use rcgen::{CertificateParams, KeyPair, PKCS_ED25519};
 use serde_json::json;
 use shepherd::model::access::Role;
 use shepherd::model::time::Span;
-use shepherd::proto::fleet::v1::WhoAmIRequest;
 use shepherd::proto::fleet::v1::credentials_client::CredentialsClient;
+use shepherd::proto::fleet::v1::{self, WhoAmIRequest};
 use shepherd::server::api::access::{Needs, RULES};
 use shepherd::server::api::transcode::REQUEST_LIMIT;
+use sqlx::PgPool;
 use tonic::transport::Identity;
+use uuid::Uuid;
 
 use crate::api::{Api, key_in, order};
 use crate::harness::callback::provided;
@@ -161,6 +164,118 @@ async fn credential_for_a_provider_reaches_its_machines_only() -> anyhow::Result
     api.stop().await
 }
 
+/// A machine with an id and names of the test's choice.
+async fn stands(pool: &PgPool, id: &str, provider: &str, provider_id: &str) -> anyhow::Result<()> {
+    let id: Uuid = id.parse()?;
+    sqlx::query("INSERT INTO machine VALUES ($1, clock_timestamp())").bind(id).execute(pool).await?;
+    sqlx::query(
+        "INSERT INTO machine_provided (machine_id, provider, provider_id, status, provided_at, unchanged)
+         VALUES ($1, $2, $3, 'Running', clock_timestamp(), FALSE)",
+    )
+    .bind(id)
+    .bind(provider)
+    .bind(provider_id)
+    .execute(pool)
+    .await?;
+    sqlx::query(
+        "INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at,
+             phase_index, phase_since, rules_version, policy_version, version, fence, losses)
+         SELECT $1, lane, $2, 1, 0, FALSE, 'just heard of', '', 'New', clock_timestamp(), 1, 0, 0, 0, 0
+         FROM (VALUES ('access'), ('observe')) l (lane)",
+    )
+    .bind(id)
+    .bind(provider)
+    .execute(pool)
+    .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn machines_of_other_providers_change_no_answer() -> anyhow::Result<()> {
+    const OURS: &str = "10000000-0000-4000-8000-0000000000ff";
+    let api = Api::start("api_scope_names").await?;
+    stands(&api.pool, OURS, "rack", "one").await?;
+    stands(&api.pool, "30000000-0000-4000-8000-000000000001", "rack", "three-a").await?;
+    stands(&api.pool, "30000000-0000-4000-8000-000000000002", "rack", "three-b").await?;
+    stands(&api.pool, "20000000-0000-4000-8000-000000000001", "other", "one").await?;
+    stands(&api.pool, "20000000-0000-4000-8000-000000000002", "other", "two").await?;
+    // More than are read at once, and all of them before ours.
+    for n in 0..9 {
+        let id = format!("10000000-0000-4000-8000-00000000000{n}");
+        stands(&api.pool, &id, &format!("other-{n}"), "many").await?;
+    }
+    let key = api.key(Role::Operator, &["rack"], None).await?;
+    for rpc in ["Machines/Get", "Machines/Hold"] {
+        let ask = async |machine: &str| {
+            let mut body = json!({ "machine": machine });
+            if rpc == "Machines/Hold" {
+                body["order"] = json!({ "reason": "what if", "dryRun": true });
+            }
+            api.call(Some(&key.token), rpc, body).await
+        };
+        for text in [OURS, "10000000", "10000000-0000-4000-8000-0000000000", "one", "rack/one"] {
+            let found = ask(text).await?.ok()?;
+            assert_eq!(found["name"]["machine"], OURS, "{rpc} {text}: {found}");
+        }
+        let ambiguous = ask("3000").await?;
+        assert_eq!(ambiguous.code, 404);
+        for name in ["rack/three-a", "rack/three-b"] {
+            assert!(ambiguous.message().contains(name), "{ambiguous:?}");
+        }
+        for (theirs, nobodys) in [
+            ("20000000-0000-4000-8000-000000000001", "40000000-0000-4000-8000-000000000001"),
+            ("20000000-0000-4000-8000-00000000000", "40000000-0000-4000-8000-00000000000"),
+            ("20000000", "40000000"),
+            ("two", "none"),
+            ("many", "none"),
+            ("other/one", "other/none"),
+            ("other-1/many", "nobody/many"),
+        ] {
+            let refused = async |text: &str| {
+                let refused = ask(text).await?;
+                anyhow::Ok((refused.code, refused.json.to_string().replace(text, "ASKED")))
+            };
+            let (refused, unknown) = (refused(theirs).await?, refused(nobodys).await?);
+            assert_eq!(refused.0, 404, "{rpc} {theirs}: {refused:?}");
+            assert_eq!(refused, unknown, "{rpc} {theirs} and {nobodys}");
+        }
+    }
+    let everybodys = api.key(Role::Viewer, &[], None).await?;
+    let ambiguous = api.call(Some(&everybodys.token), "Machines/Get", json!({ "machine": "one" })).await?;
+    assert_eq!(ambiguous.code, 404, "whoever reaches both must say which: {ambiguous:?}");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_page_of_somebody_else_can_send_is_no_call() -> anyhow::Result<()> {
+    let api = Api::start("api_content_type").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let order = v1::Order { reason: "r".into(), idempotency_key: "k".into(), ..Default::default() };
+    let hold = v1::HoldRequest { machine: machine.to_string(), order: Some(order), ..Default::default() };
+    let message = hold.encode_to_vec();
+    let mut framed = vec![0];
+    framed.extend(u32::try_from(message.len())?.to_be_bytes());
+    framed.extend(message);
+    for (content_type, expected, holds) in [
+        (Some("text/plain"), 415, 0),
+        (Some("text/plain;charset=application/grpc"), 415, 0),
+        (Some("application/x-www-form-urlencoded"), 415, 0),
+        (None, 415, 0),
+        (Some("application/grpc"), 200, 1),
+    ] {
+        let mut request = api.http.post(api.url("/shepherd.fleet.v1.Machines/Hold"));
+        if let Some(content_type) = content_type {
+            request = request.header("content-type", content_type);
+        }
+        let answer = request.bearer_auth(&operator.token).body(framed.clone()).send().await?;
+        assert_eq!(answer.status(), expected, "{content_type:?}");
+        answer.bytes().await?;
+        let held = api.count("SELECT count(*) FROM machine_hold").await?;
+        assert_eq!(held, holds, "{content_type:?}");
+    }
+    api.stop().await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pinned_client_certificate_is_a_credential() -> anyhow::Result<()> {
     let api = Api::start("api_certificate").await?;
@@ -259,5 +374,22 @@ async fn whoever_calls_too_often_is_told_to_wait() -> anyhow::Result<()> {
     }
     assert_eq!(codes, [200, 200, 200, 429, 429]);
     assert_eq!(api.call(Some(&calm.token), "Credentials/WhoAmI", json!({})).await?.code, 200, "others may");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_comes_from_one_address_is_counted() -> anyhow::Result<()> {
+    let slow: shepherd::model::time::Rate = "1h,4".parse()?;
+    let api = Api::start_with("api_source_rates", |settings| settings.rates.source = slow).await?;
+    let mut codes = Vec::new();
+    codes.push(api.http.get(api.url("/openapi.json")).send().await?.status().as_u16());
+    codes.push(api.call(None, "Machines/Explode", json!({})).await?.code);
+    codes.push(api.http.post(api.url("/shepherd.fleet.v1.Machines/List")).send().await?.status().as_u16());
+    codes.push(api.call(None, "Machines/List", json!({})).await?.code);
+    assert_eq!(codes, [200, 404, 415, 401]);
+    assert_eq!(api.call(None, "Machines/Explode", json!({})).await?.code, 429);
+    let refused = api.http.get(api.url("/openapi.json")).send().await?;
+    assert_eq!(refused.status(), 429);
+    assert!(refused.headers().contains_key("retry-after"));
     api.stop().await
 }

@@ -1,14 +1,22 @@
 //! `shepherdctl` through the API: with a context that it made itself, and the same answers as from the
-//! database.
+//! database. What it orders while answers are lost is carried out once.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
+use shepherd::cli::contexts::Contexts;
+use shepherd::model::access::Role;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 
-use crate::api::Api;
-use crate::harness::callback::provided;
+use crate::api::{Api, pem};
+use crate::harness::callback::{provided, until};
 
 struct Operator<'a> {
     api: &'a Api,
@@ -38,9 +46,120 @@ impl Operator<'_> {
         told(&command.env("SHEPHERD_BMDB_URL", self.api.database.url()).output()?)
     }
 
+    fn contexts(&self) -> PathBuf {
+        self.home.path().join(".config/shepherd/contexts.toml")
+    }
+
+    /// Lets the context `home` ask these servers.
+    fn reach(&self, servers: &[SocketAddr]) -> anyhow::Result<()> {
+        let mut contexts = Contexts::read(&self.contexts())?;
+        let home = contexts.contexts.get_mut("home").context("the context")?;
+        home.servers = servers.iter().map(ToString::to_string).collect();
+        Ok(contexts.write(&self.contexts())?)
+    }
+
+    /// Gives an order over a line that loses its answer: once `carried_out` counts `lines` it is cut.
+    async fn order_and_lose_the_answer(
+        &self,
+        line: Lossy,
+        arguments: &[&str],
+        (carried_out, lines): (&'static str, i64),
+    ) -> anyhow::Result<Output> {
+        let child = tokio::process::Command::from(self.command(arguments))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        until("the order was carried out", || async { Ok(self.api.count(carried_out).await? == lines) })
+            .await?;
+        line.cut.send(()).map_err(|()| anyhow::anyhow!("the line ended by itself"))?;
+        Ok(child.wait_with_output().await?)
+    }
+
     fn json(&self, arguments: &[&str]) -> anyhow::Result<Value> {
         Ok(serde_json::from_str(&self.ask(&[arguments, &["-o", "json"]].concat())?)?)
     }
+}
+
+/// A line to a server. Over its first connection the server hears everything, and the caller nothing once it
+/// has said something under TLS; later connections are good.
+struct Lossy {
+    address: SocketAddr,
+    /// Ends the first connection.
+    cut: oneshot::Sender<()>,
+}
+
+impl Lossy {
+    async fn to(server: SocketAddr) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let (cut, is_cut) = oneshot::channel();
+        tokio::spawn(lose_the_first(listener, server, is_cut));
+        Ok(Self { address, cut })
+    }
+}
+
+async fn lose_the_first(
+    listener: TcpListener,
+    server: SocketAddr,
+    is_cut: oneshot::Receiver<()>,
+) -> std::io::Result<()> {
+    let (client, _) = listener.accept().await?;
+    tokio::select! {
+        _ = forward_without_answers(client, server) => {}
+        _ = is_cut => {}
+    }
+    loop {
+        let (mut client, _) = listener.accept().await?;
+        tokio::spawn(async move {
+            let mut upstream = TcpStream::connect(server).await?;
+            tokio::io::copy_bidirectional(&mut client, &mut upstream).await
+        });
+    }
+}
+
+async fn forward_without_answers(client: TcpStream, server: SocketAddr) -> std::io::Result<()> {
+    let (mut client_reads, mut client_writes) = client.into_split();
+    let (mut server_reads, mut server_writes) = TcpStream::connect(server).await?.into_split();
+    let deaf = AtomicBool::new(false);
+    let up = async {
+        let mut bytes = vec![0; 64 * 1024];
+        loop {
+            let length = client_reads.read(&mut bytes).await?;
+            if speaks(&bytes[..length]) {
+                deaf.store(true, Ordering::SeqCst);
+            }
+            if length == 0 {
+                // Whoever hangs up first is not answered either.
+                return std::future::pending::<std::io::Result<()>>().await;
+            }
+            server_writes.write_all(&bytes[..length]).await?;
+        }
+    };
+    let down = async {
+        let mut bytes = vec![0; 64 * 1024];
+        loop {
+            let length = server_reads.read(&mut bytes).await?;
+            if length == 0 {
+                return std::future::pending::<std::io::Result<()>>().await;
+            }
+            if !deaf.load(Ordering::SeqCst) {
+                client_writes.write_all(&bytes[..length]).await?;
+            }
+        }
+    };
+    tokio::try_join!(up, down).map(|((), ())| ())
+}
+
+/// Whether one of these records of TLS is encrypted; the first of a client's is when it believes the server.
+fn speaks(mut records: &[u8]) -> bool {
+    while let [kind, _, _, high, low, rest @ ..] = records {
+        if *kind == 23 {
+            return true;
+        }
+        records = rest.get(usize::from(u16::from_be_bytes([*high, *low]))..).unwrap_or_default();
+    }
+    false
 }
 
 fn told(output: &Output) -> anyhow::Result<String> {
@@ -108,5 +227,130 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
     assert_eq!(orders, 5, "hold, release, retry, create, revoke");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> anyhow::Result<()> {
+    let api = Api::start("api_lost_answers").await?;
+    let machine = provided(&api.pool).await?.to_string();
+    let (another, stop_another) = api.another().await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+
+    // The one shepherd's answer is lost, and the other one knows it.
+    let holds = "SELECT count(*) FROM audit WHERE rpc LIKE '%Machines/Hold'";
+    let line = Lossy::to(api.server.local_addr).await?;
+    let address = line.address;
+    kim.reach(&[address, another.local_addr])?;
+    let held =
+        kim.order_and_lose_the_answer(line, &["hold", &machine, "--reason", "a disk"], (holds, 1)).await?;
+    let (said, progress) = (told(&held)?, String::from_utf8(held.stderr)?);
+    assert!(said.contains("held"), "{said}");
+    let begun = format!("shepherdctl: no answer from {address} (");
+    assert!(progress.starts_with(&begun) && progress.contains("giving the same order again"), "{progress}");
+    assert_eq!(api.count(holds).await?, 1);
+
+    // A token that was in the lost answer is nobody's: it is ended, and there is another one.
+    let made = "SELECT count(*) FROM access_credential WHERE name = 'lee'";
+    let line = Lossy::to(api.server.local_addr).await?;
+    kim.reach(&[line.address])?;
+    let create = ["tokens", "create", "lee", "--role", "viewer", "--reason", "lee is new"];
+    let created = kim.order_and_lose_the_answer(line, &create, (made, 1)).await?;
+    let token = told(&created)?;
+    let progress = String::from_utf8(created.stderr)?;
+    assert!(progress.contains("lost on its way here; it is revoked, and another one made"), "{progress}");
+    assert_eq!(api.call(Some(token.trim()), "Machines/List", serde_json::json!({})).await?.code, 200);
+    assert_eq!(api.count(made).await?, 2);
+    let good = "SELECT count(*) FROM access_credential WHERE name = 'lee' AND revoked_at IS NULL";
+    assert_eq!(api.count(good).await?, 1);
+
+    stop_another.cancel();
+    another.ended().await;
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> anyhow::Result<()> {
+    let api = Api::start("api_contexts").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    let bootstrap = |name: &'static str| {
+        let dialect = api.database.mode().dialect().as_str();
+        let mut command = kim.command(&[
+            "--direct",
+            "--bmdb_dialect",
+            dialect,
+            "tokens",
+            "bootstrap",
+            "--save_context",
+            name,
+        ]);
+        command.env("SHEPHERD_BMDB_URL", api.database.url());
+        command
+    };
+    let tokens = "SELECT count(*) FROM access_credential";
+
+    // What would fail in the end fails before there is a token.
+    std::fs::create_dir_all(kim.contexts().parent().context("a directory")?)?;
+    std::fs::write(kim.contexts(), "no contexts")?;
+    let refused = bootstrap("home").output()?;
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert_eq!(api.count(tokens).await?, 0);
+    std::fs::remove_file(kim.contexts())?;
+
+    let elsewhere = tempfile::tempdir()?;
+    let made = bootstrap("home").args(["--output_file", "a.token"]).current_dir(elsewhere.path()).output()?;
+    told(&made)?;
+    let home = Contexts::read(&kim.contexts())?.contexts["home"].clone();
+    assert!(home.token_path.is_absolute() && home.token_path.ends_with("a.token"), "{home:?}");
+    kim.ask(&["get", "machines"])?;
+
+    // The environment names a context for every command; `--direct` is said of this one.
+    let direct = |arguments: &[&str]| {
+        let mut command = kim.command(&["--direct", "get", "machines"]);
+        command.args(arguments).args(["--bmdb_dialect", api.database.mode().dialect().as_str()]);
+        command.env("SHEPHERD_BMDB_URL", api.database.url()).env("SHEPHERD_CONTEXT", "home").output()
+    };
+    told(&direct(&[])?)?;
+    let both = direct(&["--context", "home"])?;
+    assert_eq!(both.status.code(), Some(2));
+    assert!(String::from_utf8(both.stderr)?.contains("give one of them"));
+
+    // Servers that publish no authority are verified against what the host trusts.
+    let publish_none = "UPDATE session SET runtime_info = runtime_info || '{\"ca_certificates\": []}'::JSONB \
+                        WHERE component = 'api'";
+    assert_eq!(sqlx::query(publish_none).execute(&api.pool).await?.rows_affected(), 1);
+    told(&bootstrap("bare").output()?)?;
+    assert_eq!(Contexts::read(&kim.contexts())?.contexts["bare"].ca_certificate_path, None);
+    assert!(!kim.home.path().join(".config/shepherd/bare.ca.pem").exists());
+    let trusted = kim.home.path().join("trusted.pem");
+    std::fs::write(&trusted, pem(api.server.ca_certificates.first().context("a CA")?))?;
+    let ask = |trusted: &std::path::Path| {
+        let mut command = kim.command(&["get", "machines", "--context", "bare"]);
+        command.env_remove("SSL_CERT_DIR").env("SSL_CERT_FILE", trusted).output()
+    };
+    told(&ask(&trusted)?)?;
+    std::fs::write(&trusted, "")?;
+    let untrusted = ask(&trusted)?;
+    assert_eq!(untrusted.status.code(), Some(2), "{untrusted:?}");
+    assert!(String::from_utf8(untrusted.stderr)?.contains("this host's own trust store is empty"));
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn credentials_are_listed_to_their_end_however_much_each_says() -> anyhow::Result<()> {
+    let api = Api::start("api_many_credentials").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let providers: Vec<String> = (0..100).map(|number| format!("rack-{number}")).collect();
+    let providers: Vec<&str> = providers.iter().map(String::as_str).collect();
+    // More than a client decodes at once.
+    for _ in 0..120 {
+        api.key(Role::Viewer, &providers, None).await?;
+    }
+    let listed = kim.json(&["tokens", "get"])?;
+    assert_eq!(listed["credentials"].as_array().context("a list")?.len(), 121);
+    assert_eq!(listed["more"], false);
+    assert_eq!(kim.ask(&["tokens", "get"])?, kim.direct(&["tokens", "get"])?);
     api.stop().await
 }

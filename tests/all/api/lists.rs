@@ -1,10 +1,13 @@
 //! Lists, and what the API says of itself.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
 use base64::Engine as _;
 use serde_json::{Value, json};
+use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::look::Looks;
 use shepherd::model::access::Role;
 use tokio_stream::StreamExt as _;
 use tonic_health::pb::HealthCheckRequest;
@@ -209,5 +212,52 @@ async fn contracts_and_health_are_told_to_anybody() -> anyhow::Result<()> {
     assert_eq!(plain.status(), 400, "what is not said to be JSON is not taken for it");
     let unknown = api.call(None, "Machines/Explode", json!({})).await?;
     assert_eq!(unknown.code, 404);
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_that_anybody_may_open_end_with_the_server() -> anyhow::Result<()> {
+    let api = Api::start("api_open_streams").await?;
+    let channel = api.channel(None).await?;
+    let whole = HealthCheckRequest { service: String::new() };
+    let watched = HealthClient::new(channel.clone()).watch(whole).await;
+    assert_eq!(watched.err().context("a refusal")?.code(), tonic::Code::Unimplemented);
+    let ask = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    // Asks once, and says nothing more for ever.
+    let asking = tokio_stream::once(ask).chain(tokio_stream::pending());
+    let mut told = ServerReflectionClient::new(channel).server_reflection_info(asking).await?.into_inner();
+    told.next().await.context("an answer")??;
+    api.stop.cancel();
+    let end = told.next().await;
+    assert!(end.is_none(), "it was cut off: {end:?}");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn look_that_takes_too_long_is_begun_anew() -> anyhow::Result<()> {
+    let api = Api::start("api_looks").await?;
+    let looks = Looks::connect(&api.bmdb, 1).await?;
+    let tried = AtomicUsize::new(0);
+    let silence: String = looks
+        .look(move |tx| {
+            let tried = tried.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move {
+                let statement = match tried {
+                    // As a host does that has no time for it.
+                    0 => std::future::pending().await,
+                    // Longer than the server lets a statement take.
+                    1 => "SELECT pg_sleep(60)::TEXT",
+                    _ => "SHOW idle_in_transaction_session_timeout",
+                };
+                let read = sqlx::query_scalar(statement).fetch_one(tx).await;
+                read.map_err(|source| BmdbError::Statement { what: "a test", source })
+            })
+        })
+        .await?;
+    assert_eq!(silence, "2500ms", "nor may a look say nothing for longer");
+    looks.bmdb().close().await;
     api.stop().await
 }

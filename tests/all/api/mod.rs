@@ -23,10 +23,12 @@ use shepherd::server::api::server::{ApiServer, ApiSettings, serve_api};
 use shepherd::server::certificate::{CertificateSource, RenewalClock};
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::harness::postgres::TestDatabase;
+use crate::harness::program::PATIENCE;
 
 mod access;
 mod command_line;
@@ -72,6 +74,16 @@ impl Answer {
     fn message(&self) -> &str {
         self.json["error"]["message"].as_str().unwrap_or_default()
     }
+
+    /// When to try again, if it says so (`RetryInfo`).
+    fn again_after(&self) -> Option<Duration> {
+        let details = self.json["error"]["details"].as_array()?;
+        let retry = details
+            .iter()
+            .find(|detail| detail["@type"].as_str().is_some_and(|of| of.ends_with(".RetryInfo")))?;
+        let seconds = retry["retryDelay"].as_str()?.strip_suffix('s')?.parse().ok()?;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
 }
 
 fn settings(directory: &Path) -> anyhow::Result<ApiSettings> {
@@ -85,6 +97,7 @@ fn settings(directory: &Path) -> anyhow::Result<ApiSettings> {
         connections: 100,
         watches: 20,
         database_connections: 4,
+        door_connections: 2,
     })
 }
 
@@ -135,7 +148,8 @@ impl Api {
         self.call_at(self.server.local_addr, key, rpc, body).await
     }
 
-    /// A call in JSON of one of the servers on this database.
+    /// A call in JSON of one of the servers on this database. Where the server is too busy for it, it is
+    /// repeated as docs/api.md says: whatever orders something names the order by a key.
     async fn call_at(
         &self,
         server: SocketAddr,
@@ -143,12 +157,20 @@ impl Api {
         rpc: &str,
         body: Value,
     ) -> anyhow::Result<Answer> {
-        let mut request = self.http.post(format!("https://{server}/api/shepherd.fleet.v1.{rpc}")).json(&body);
-        if let Some(token) = key {
-            request = request.bearer_auth(token);
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let mut request =
+                self.http.post(format!("https://{server}/api/shepherd.fleet.v1.{rpc}")).json(&body);
+            if let Some(token) = key {
+                request = request.bearer_auth(token);
+            }
+            let response = request.send().await?;
+            let answer = Answer { code: response.status().as_u16(), json: response.json().await? };
+            match answer.again_after() {
+                Some(delay) if answer.code == 503 && Instant::now() < end => tokio::time::sleep(delay).await,
+                _ => return Ok(answer),
+            }
         }
-        let response = request.send().await?;
-        Ok(Answer { code: response.status().as_u16(), json: response.json().await? })
     }
 
     fn url(&self, path: &str) -> String {

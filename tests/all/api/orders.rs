@@ -48,6 +48,7 @@ async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> a
         lines,
         [
             (&json!("shepherd.fleet.v1.Machines/Release"), &json!("disk is in"), &json!("changed")),
+            (&json!("shepherd.fleet.v1.Machines/Hold"), &json!("a new disk"), &json!("refused")),
             (&json!("shepherd.fleet.v1.Machines/Hold"), &json!("a new disk"), &json!("changed")),
         ]
     );
@@ -133,21 +134,8 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> anyhow::Result<()> 
     let api = Api::start("api_audit").await?;
     let (admin, other) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
     let machine = provided(&api.pool).await?;
-    let changes = vec![
-        FactChange::HostKeyPinned {
-            algorithm: key(1).algorithm,
-            public_key: key(1).key,
-            source: HostKeySource::FirstUse,
-        },
-        FactChange::HostKeyRefused { algorithm: key(2).algorithm, public_key: key(2).key },
-    ];
-    api.bmdb
-        .change_machine(machine, move |_| Decision {
-            changes: changes.clone(),
-            events: Vec::new(),
-            answer: (),
-        })
-        .await?;
+    shown(&api, machine, 1).await?;
+    refuse(&api, machine, 2).await?;
     let mut tried = 0;
     for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
         for method in service.methods() {
@@ -176,12 +164,84 @@ async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> anyho
     let api = Api::start("api_version").await?;
     let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
     let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
-    let hold = |version: &Value, key: &str| json!({ "machine": machine, "order": { "reason": "r", "idempotencyKey": key, "expectedVersion": version } });
+    let hold = |version: &Value, key: &str| {
+        // Held from power alone, a machine that waits for its agent is scheduled as before.
+        json!({ "machine": machine, "scope": "power",
+                "order": { "reason": "r", "idempotencyKey": key, "expectedVersion": version } })
+    };
     api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "1")).await?.ok()?;
     let refused = api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "2")).await?;
     assert_eq!((refused.code, &refused.json["error"]["status"]), (409, &json!("ABORTED")));
     assert!(refused.message().contains("look again"), "{refused:?}");
+    let written: Vec<(String, Option<String>)> =
+        sqlx::query_as("SELECT said, idempotency_key FROM audit WHERE outcome = 'refused'")
+            .fetch_all(&api.pool)
+            .await?;
+    assert_eq!(written, [(refused.message().to_owned(), None)], "who was refused is in the audit, too");
+
+    // Corrected, it may be given under the same key.
+    let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
+    let held = api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "2")).await?.ok()?;
+    assert_eq!((&held["changed"], &held["repeated"]), (&json!(true), &json!(false)));
     api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_believed_and_what_is_revoked_is_in_the_audit_before_and_after() -> anyhow::Result<()> {
+    let api = Api::start("api_before_after").await?;
+    let (admin, other) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let machine = provided(&api.pool).await?;
+    shown(&api, machine, 1).await?;
+    refuse(&api, machine, 2).await?;
+    let allow = |byte: u8, key_of_order: &str| json!({ "machine": machine, "fingerprint": key(byte).fingerprint(), "order": order("new board", key_of_order) });
+    let unknown = api.call(Some(&admin.token), "Machines/AllowHostKey", allow(3, "k")).await?;
+    assert_eq!((unknown.code, &unknown.json["error"]["status"]), (400, &json!("FAILED_PRECONDITION")));
+    let believed = api.call(Some(&admin.token), "Machines/AllowHostKey", allow(2, "k")).await?.ok()?;
+    let keys =
+        |told: &Value| (told["ssh_host_key"]["pinned"].clone(), told["ssh_host_key"]["refused"].clone());
+    let fingerprint = |byte: u8| json!(key(byte).fingerprint());
+    assert_eq!(keys(&believed["before"]), (fingerprint(1), fingerprint(2)));
+    assert_eq!(keys(&believed["after"]), (fingerprint(2), json!(null)));
+    // The answer was lost, and the machine was refused for yet another key meanwhile.
+    refuse(&api, machine, 4).await?;
+    let again = api.call(Some(&admin.token), "Machines/AllowHostKey", allow(2, "k")).await?.ok()?;
+    assert_eq!((&again["repeated"], &again["audit"]), (&json!(true), &believed["audit"]));
+
+    let revoke = json!({ "credential": other.id, "order": order("left", "r") });
+    let revoked = api.call(Some(&admin.token), "Credentials/Revoke", revoke).await?.ok()?;
+    assert_eq!((&revoked["before"]["active"], &revoked["after"]["active"]), (&json!(true), &json!(false)));
+    let by = revoked["after"]["revoked_by"].as_str().context("by whom")?;
+    assert!(by.contains(&admin.id.to_string()), "{by}");
+    let gone = json!({ "credential": uuid::Uuid::nil(), "order": order("left", "s") });
+    assert_eq!(api.call(Some(&admin.token), "Credentials/Revoke", gone).await?.code, 404);
+    assert_eq!(api.count("SELECT count(*) FROM audit WHERE outcome = 'refused'").await?, 2);
+    api.stop().await
+}
+
+/// The machine shows this host key for the first time.
+async fn shown(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result<()> {
+    let key = key(byte);
+    let pinned = FactChange::HostKeyPinned {
+        algorithm: key.algorithm,
+        public_key: key.key,
+        source: HostKeySource::FirstUse,
+    };
+    change(api, machine, pinned).await
+}
+
+/// The machine is refused for this host key.
+async fn refuse(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result<()> {
+    let key = key(byte);
+    change(api, machine, FactChange::HostKeyRefused { algorithm: key.algorithm, public_key: key.key }).await
+}
+
+async fn change(api: &Api, machine: MachineId, change: FactChange) -> anyhow::Result<()> {
+    let changed = api.bmdb.change_machine(machine, move |_| Decision {
+        changes: vec![change.clone()],
+        events: Vec::new(),
+        answer: (),
+    });
+    Ok(changed.await.map(drop)?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

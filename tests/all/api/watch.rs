@@ -1,5 +1,7 @@
 //! Watches: what they tell, and when they end.
 
+use std::collections::BTreeSet;
+
 use anyhow::Context as _;
 use serde_json::json;
 use shepherd::model::access::Role;
@@ -247,4 +249,86 @@ async fn watch_as_json_is_server_sent_events_and_the_server_ends_it_when_it_stop
     }
     assert!(text.contains("event: error") && text.contains("resume at another one"), "{text}");
     stopping.await?
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heartbeat_that_puts_off_a_timer_is_no_change() -> anyhow::Result<()> {
+    let api = Api::start("api_watch_timer").await?;
+    let operator = api.key(Role::Operator, &[], None).await?;
+    // Machines are told by their ids: what is wrongly told of the first one comes before the second.
+    let (one, two) = (provided(&api.pool).await?, provided(&api.pool).await?);
+    let (beats, held) = if one.0 < two.0 { (one, two) } else { (two, one) };
+    let run = async |statement: &'static str| {
+        sqlx::query(statement).bind(beats.0).execute(&api.pool).await.map(drop)
+    };
+    run("UPDATE machine_due SET process = 'Recovery', timer = TRUE, ready_at = now() + INTERVAL '1 minute'
+         WHERE machine_id = $1 AND lane = 'access'")
+    .await?;
+    let mut stream = watch(&api, &operator, WatchMachinesRequest::default()).await?;
+    while !matches!(next(&mut stream).await??.what, Some(What::Quiet(_))) {}
+    // As rearm_timers.sql does; and a line of history, so that the watch looks at the machine again.
+    for statement in [
+        "INSERT INTO machine_agent_heartbeat (machine_id, at, boot_id, incarnation, sequence)
+         VALUES ($1, clock_timestamp(), 'b', 'i', 1)",
+        "UPDATE machine_due SET ready_at = ready_at + INTERVAL '1 minute', version = version + 1
+         WHERE machine_id = $1 AND timer",
+        "INSERT INTO history (machine_id, at, event) VALUES ($1, clock_timestamp(), 'Noted')",
+    ] {
+        run(statement).await?;
+    }
+    let hold = json!({ "machine": held, "order": order("r", "k") });
+    api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
+    assert_eq!(next_machine(&mut stream).await?.0, held.to_string(), "and not {beats}, which is healthy");
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_credential_has_a_part_of_the_watches() -> anyhow::Result<()> {
+    let api = Api::start_with("api_watch_share", |settings| settings.watches = 8).await?;
+    let (greedy, other) = (api.key(Role::Viewer, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        streams.push(watch(&api, &greedy, WatchMachinesRequest::default()).await?);
+    }
+    let third = watch_on(api.channel(None).await?, &greedy, WatchMachinesRequest::default()).await?;
+    let refused = third.err().context("a third watch")?;
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("this credential"), "{refused}");
+    streams.push(watch(&api, &other, WatchMachinesRequest::default()).await?);
+    for stream in &mut streams {
+        assert!(matches!(next(stream).await??.what, Some(What::Quiet(_))));
+    }
+    api.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_outlasts_a_database_that_is_too_busy_for_a_while() -> anyhow::Result<()> {
+    let api = Api::start("api_watch_busy").await?;
+    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let mut stream = watch(&api, &operator, WatchMachinesRequest::default()).await?;
+    while !matches!(next(&mut stream).await??.what, Some(What::Quiet(_))) {}
+
+    let mut busy = api.pool.begin().await?;
+    sqlx::raw_sql("SET LOCAL idle_in_transaction_session_timeout = 0; LOCK TABLE history")
+        .execute(&mut *busy)
+        .await?;
+    let (mut given_up, end) = (BTreeSet::new(), std::time::Instant::now() + PATIENCE);
+    // More of them than one look tries by itself (look.rs), so the watch looked again.
+    while given_up.len() < 5 {
+        anyhow::ensure!(std::time::Instant::now() < end, "no look is tried again: {given_up:?}");
+        let waiting: Vec<String> = sqlx::query_scalar(
+            "SELECT xact_start::TEXT FROM pg_stat_activity WHERE datname = current_database()
+             AND application_name LIKE '% api' AND wait_event_type = 'Lock'",
+        )
+        .fetch_all(&api.pool)
+        .await?;
+        given_up.extend(waiting);
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    busy.rollback().await?;
+
+    let hold = json!({ "machine": machine, "order": order("r", "k") });
+    api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
+    assert_eq!(next_machine(&mut stream).await?.0, machine.to_string());
+    api.stop().await
 }
