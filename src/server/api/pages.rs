@@ -27,7 +27,7 @@ pub fn write(list: &str, place: &str) -> String {
     URL_SAFE_NO_PAD.encode(format!("{list} {place}"))
 }
 
-/// Reads what [`write`] wrote; `None` for the beginning.
+/// Reads what [`write()`] wrote; `None` for the beginning.
 pub fn read(list: &str, token: &str) -> Result<Option<String>, Status> {
     if token.is_empty() {
         return Ok(None);
