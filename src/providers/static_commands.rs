@@ -24,6 +24,8 @@ pub const LIMIT: Duration = Duration::from_mins(1);
 const KEPT_BYTES: usize = 16 << 10;
 /// How much of what it complained about is shown.
 const SHOWN: usize = 300;
+/// The same where it is quoted, and each character may be ten.
+const QUOTED: usize = 100;
 
 /// Runs `argv` with `word` appended and returns what it printed.
 ///
@@ -85,7 +87,7 @@ pub async fn run(
         Ok(Err(error)) => Err(failed(ErrorClass::Transient, format!("cannot be waited for: {error}"))),
         Ok(Ok((status, stdout, _))) if status.success() => Ok(stdout),
         Ok(Ok((status, stdout, stderr))) => {
-            let complaint = tail(if stderr.trim().is_empty() { &stdout } else { &stderr });
+            let complaint = tail(if stderr.trim().is_empty() { &stdout } else { &stderr }, SHOWN);
             Err(failed(ErrorClass::Transient, format!("failed ({status}): {complaint}")))
         }
     }
@@ -99,7 +101,10 @@ pub fn power_state(printed: &str, program: &str) -> Result<PowerState, ProviderE
         other => Err(ProviderError::new(
             ErrorClass::Unreadable,
             program,
-            format!("the power command {program} … status printed {:?}; expected on or off", tail(other)),
+            format!(
+                "the power command {program} … status printed {:?}; expected on or off",
+                tail(other, QUOTED)
+            ),
         )),
     }
 }
@@ -135,9 +140,9 @@ async fn read(output: Option<impl AsyncRead + Unpin>) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-fn tail(text: &str) -> String {
+fn tail(text: &str, most: usize) -> String {
     let text = text.trim();
-    let skipped = text.chars().count().saturating_sub(SHOWN);
+    let skipped = text.chars().count().saturating_sub(most);
     text.chars().skip(skipped).map(|character| if character.is_control() { ' ' } else { character }).collect()
 }
 

@@ -8,6 +8,9 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+/// So many characters of a wrong one are shown; quoted, each may be ten.
+const SHOWN: usize = 100;
+
 /// The address of one callback server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
@@ -62,7 +65,7 @@ impl FromStr for Endpoint {
     type Err = EndpointError;
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
-        let error = |reason| EndpointError { text: text.chars().take(300).collect(), reason };
+        let error = |reason| EndpointError { text: text.chars().take(SHOWN).collect(), reason };
         let (host, port) = text.rsplit_once(':').ok_or_else(|| error("it names no port"))?;
         let host = if let Some(rest) = host.strip_prefix('[') {
             let address = rest.strip_suffix(']').ok_or_else(|| error("its bracket is not closed"))?;

@@ -275,7 +275,7 @@ impl StateDirectory {
         let Some(bytes) = read_if_there(&path)? else { return Ok(None) };
         serde_json::from_slice(&bytes)
             .map(Some)
-            .map_err(|error| StateError::Damaged { path, reason: error.to_string() })
+            .map_err(|error| StateError::Damaged { path, reason: printable(&error) })
     }
 
     fn write_json(
@@ -336,6 +336,11 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
         return Err(StateError::Damaged { path: path.to_owned(), reason });
     }
     Ok(Some(bytes))
+}
+
+/// What a reader said, which may quote what it read, as a terminal may show it.
+fn printable(error: &serde_json::Error) -> String {
+    error.to_string().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]
