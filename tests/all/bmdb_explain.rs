@@ -14,6 +14,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, Po
 use uuid::Uuid;
 
 use crate::bmdb_kit::Kit;
+use crate::harness::aloud::TestResult;
 
 /// A fleet in which all is well but one in a hundred: its machines wait for an agent, in ten
 /// providers, three priorities, eight buckets.
@@ -223,7 +224,7 @@ const PROBE: i64 = 10;
 const CLAIM: i64 = 400;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() -> anyhow::Result<()> {
+async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() -> TestResult {
     let (_small_kit, mut small) = filled("explain_small", 10_000).await?;
     let (kit, mut connection) = filled("explain", 100_000).await?;
 
@@ -256,7 +257,7 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
     for twins in both {
         check_due_timers(twins, &mut connection).await?;
     }
-    planted_faults_are_found(both, &mut connection).await
+    Ok(planted_faults_are_found(both, &mut connection).await?)
 }
 
 async fn check_twins(

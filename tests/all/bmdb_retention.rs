@@ -15,6 +15,7 @@ use shepherd::model::time::Span;
 
 use crate::bmdb_explain::{cheap, check, cost};
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended};
+use crate::harness::aloud::TestResult;
 
 const DAY_MS: i64 = 86_400_000;
 const HISTORY: &str = include_str!("../../sql/retention/history.sql");
@@ -50,7 +51,7 @@ async fn tell_of_the_past(kit: &Kit) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> anyhow::Result<()> {
+async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> TestResult {
     let kit = kept_for_thirty_days("retention_batch").await?;
     tell_of_the_past(&kit).await?;
     // In whole minutes, of which a busy host takes none.
@@ -81,7 +82,7 @@ async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> anyhow::Result<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_somebody_still_needs_is_kept_however_old_it_is() -> anyhow::Result<()> {
+async fn what_somebody_still_needs_is_kept_however_old_it_is() -> TestResult {
     let kit = kept_for_thirty_days("retention_needs").await?;
     tell_of_the_past(&kit).await?;
     run(
@@ -153,7 +154,7 @@ async fn what_somebody_still_needs_is_kept_however_old_it_is() -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_longer_retention_counts_for_a_process_that_has_not_heard_of_it() -> anyhow::Result<()> {
+async fn a_longer_retention_counts_for_a_process_that_has_not_heard_of_it() -> TestResult {
     let kit = kept_for_thirty_days("retention_policy").await?;
     tell_of_the_past(&kit).await?;
     let other = kit.database.bmdb().await?;
@@ -182,7 +183,7 @@ async fn begin_a_batch(kit: &Kit) -> anyhow::Result<PgConnection> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn history_is_written_while_a_batch_is_being_deleted() -> anyhow::Result<()> {
+async fn history_is_written_while_a_batch_is_being_deleted() -> TestResult {
     let kit = kept_for_thirty_days("retention_beside").await?;
     tell_of_the_past(&kit).await?;
     let by_hand = begin_a_batch(&kit).await?;
@@ -195,11 +196,11 @@ async fn history_is_written_while_a_batch_is_being_deleted() -> anyhow::Result<(
     // Not committed until here: the deleting transaction was open all the while.
     assert_eq!(kit.count(OLD_LINES).await?, 2_500);
     drop(by_hand);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_that_delete_at_once_delete_everything_once() -> anyhow::Result<()> {
+async fn two_that_delete_at_once_delete_everything_once() -> TestResult {
     let kit = kept_for_thirty_days("retention_twice").await?;
     tell_of_the_past(&kit).await?;
     // Nobody waits for ever: after its time limit a batch is left to whoever holds it.
@@ -223,7 +224,7 @@ async fn two_that_delete_at_once_delete_everything_once() -> anyhow::Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_table_is_in_the_list_of_what_grows() -> anyhow::Result<()> {
+async fn every_table_is_in_the_list_of_what_grows() -> TestResult {
     let kit = Kit::new("retention_tables").await?;
     let mut found: Vec<String> = sqlx::query_scalar(
         "SELECT relname::TEXT FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace",
@@ -259,7 +260,7 @@ const FILL: &str = "
 const BATCH_PAGES: i64 = BATCH * 10;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_costs_its_rows_and_not_the_table() -> anyhow::Result<()> {
+async fn a_batch_costs_its_rows_and_not_the_table() -> TestResult {
     let kit = Kit::new("retention_explain").await?;
     let mut connection = kit.connection().await?;
     sqlx::raw_sql("SET default_transaction_isolation = 'read committed'").execute(&mut connection).await?;

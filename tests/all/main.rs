@@ -49,3 +49,4 @@ mod takeover;
 mod test_database;
 mod two_shepherds;
 mod unproven;
+mod wrong_clock;

@@ -5,6 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::harness::aloud::TestResult;
 use crate::harness::program::Place;
 
 fn shepherdctl(arguments: &[&str]) -> Result<Output> {
@@ -82,7 +83,7 @@ const THROUGH_THE_API: &[&str] = &[
 ];
 
 #[test]
-fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> Result<()> {
+fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
     for command in THROUGH_THE_API {
         let words: Vec<&str> = command.split(' ').collect();
         let help = said(&[&words[..], &["--help"]].concat())?;
@@ -100,7 +101,7 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> Result<()> {
 }
 
 #[test]
-fn bash_completes_what_is_typed() -> Result<()> {
+fn bash_completes_what_is_typed() -> TestResult {
     let place = Place::new()?;
     for (words, expected) in [
         (&["shepherdctl", "wh"][..], &["why"][..]),
@@ -122,9 +123,9 @@ fn bash_completes_what_is_typed() -> Result<()> {
 }
 
 #[test]
-fn every_shell_is_told_of_every_command() -> Result<()> {
+fn every_shell_is_told_of_every_command() -> TestResult {
     let commands = all_commands()?;
-    ensure!(commands.len() > 20, "{commands:?}");
+    assert!(commands.len() > 20, "{commands:?}");
     for shell in ["bash", "zsh", "fish"] {
         let script = said(&["completions", shell])?;
         for word in commands.iter().filter_map(|path| path.last()) {
@@ -137,7 +138,7 @@ fn every_shell_is_told_of_every_command() -> Result<()> {
 }
 
 #[test]
-fn manual_has_a_page_for_every_command() -> Result<()> {
+fn manual_has_a_page_for_every_command() -> TestResult {
     let place = Place::new()?;
     let directory = place.path("man/man1");
     let text = directory.to_str().context("a path in UTF-8")?;

@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
 use crate::api::{Api, pem};
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::{provided, until};
 
 struct Operator<'a> {
@@ -168,7 +169,7 @@ fn told(output: &Output) -> anyhow::Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gives() -> anyhow::Result<()> {
+async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gives() -> TestResult {
     let api = Api::start("api_shepherdctl").await?;
     let machine = provided(&api.pool).await?.to_string();
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
@@ -227,11 +228,11 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
     assert_eq!(orders, 5, "hold, release, retry, create, revoke");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> anyhow::Result<()> {
+async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestResult {
     let api = Api::start("api_lost_answers").await?;
     let machine = provided(&api.pool).await?.to_string();
     let (another, stop_another) = api.another().await?;
@@ -267,11 +268,11 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> anyho
 
     stop_another.cancel();
     another.ended().await;
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> anyhow::Result<()> {
+async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     let api = Api::start("api_contexts").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let bootstrap = |name: &'static str| {
@@ -334,11 +335,11 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> anyhow::Result<(
     let untrusted = ask(&trusted)?;
     assert_eq!(untrusted.status.code(), Some(2), "{untrusted:?}");
     assert!(String::from_utf8(untrusted.stderr)?.contains("this host's own trust store is empty"));
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn credentials_are_listed_to_their_end_however_much_each_says() -> anyhow::Result<()> {
+async fn credentials_are_listed_to_their_end_however_much_each_says() -> TestResult {
     let api = Api::start("api_many_credentials").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
@@ -352,5 +353,5 @@ async fn credentials_are_listed_to_their_end_however_much_each_says() -> anyhow:
     assert_eq!(listed["credentials"].as_array().context("a list")?.len(), 121);
     assert_eq!(listed["more"], false);
     assert_eq!(kim.ask(&["tokens", "get"])?, kim.direct(&["tokens", "get"])?);
-    api.stop().await
+    Ok(api.stop().await?)
 }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use rustix::process::Signal;
 use shepherd::bmdb::change::{FactChange, NewAgent};
 use shepherd::bmdb::work::Decision;
@@ -16,9 +16,10 @@ use shepherd::roleserver::state_directory::LastHeartbeat;
 use tokio::task::block_in_place;
 use uuid::Uuid;
 
-use super::{Machine, signal, wait_for};
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::{Listener, phase, provided, settings, until};
 use crate::harness::postgres::TestDatabase;
+use crate::roleserver::{Machine, signal, wait_for};
 
 const DAY_MS: u64 = 86_400_000;
 
@@ -61,7 +62,7 @@ fn delivered(machine: &Machine, earlier: Option<Uuid>) -> Result<LastHeartbeat> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn machine_whose_clock_is_wrong_becomes_ready_once_it_was_told_the_time() -> Result<()> {
+async fn machine_whose_clock_is_wrong_becomes_ready_once_it_was_told_the_time() -> TestResult {
     let database = TestDatabase::create("wrong_clock").await?;
     let directory = tempfile::tempdir()?;
     let listener = Listener::start(&database, settings(directory.path())?).await?;
@@ -90,7 +91,7 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_was_told_the_time() 
         started(&listener, id, &success).await?;
         let failed = block_in_place(|| newest(&machine, None))?;
         let error = failed.error.context("the clock is not wrong enough")?;
-        ensure!(error.contains(said), "{time}: {error}");
+        assert!(error.contains(said), "{time}: {error}");
 
         let now = unix_milliseconds(SystemTime::now());
         let told = wire::EnrollRequest { bmdb_id, ..ask(2, now) };
@@ -100,7 +101,7 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_was_told_the_time() 
         // A loss of power, a month off, and a battery that was empty: the clock tells nothing.
         let before = block_in_place(|| delivered(&machine, None))?;
         let kept = machine.state().told_time()?.context("the time was not kept")?;
-        ensure!(kept.boot_id == success.boot_id && kept.unix_ms.abs_diff(u64::try_from(now)?) < DAY_MS);
+        assert!(kept.boot_id == success.boot_id && kept.unix_ms.abs_diff(u64::try_from(now)?) < DAY_MS);
         let earlier =
             Told { unix_ms: kept.unix_ms - 30 * DAY_MS, boot_id: Uuid::new_v4().to_string(), ..kept };
         machine.state().keep_told_time(&earlier)?;
@@ -111,7 +112,7 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_was_told_the_time() 
         })?;
         assert!(relearnt.unix_ms > kept.unix_ms);
     }
-    listener.stop().await
+    Ok(listener.stop().await?)
 }
 
 /// Writes down that the agent was started, as the work that enrolled it does.
