@@ -213,7 +213,8 @@ impl Book {
                 let labels: Vec<String> =
                     entry.labels.iter().map(|label| format!("`{}`", label.name)).collect();
                 let (name, kind, help) = (&entry.name, entry.kind, entry.help);
-                manual.push_str(&format!("| `{name}` | {kind} | {} | {help}. |\n", labels.join(", ")));
+                // Writing to a String cannot fail.
+                let _ = writeln!(manual, "| `{name}` | {kind} | {} | {help}. |", labels.join(", "));
             }
         }
         manual.push_str(OF_LABELS);
@@ -226,7 +227,7 @@ impl Book {
         for ((name, values), mut metrics) in labels {
             metrics.sort_unstable();
             let metrics: Vec<String> = metrics.iter().map(|metric| format!("`{metric}`")).collect();
-            manual.push_str(&format!("| `{name}` | {values} | {} |\n", metrics.join(", ")));
+            let _ = writeln!(manual, "| `{name}` | {values} | {} |", metrics.join(", "));
         }
         manual
     }

@@ -182,7 +182,7 @@ impl ProviderBreaker {
             (before, breaker.is_open())
         };
         if before != after {
-            drop(self.metrics.open.get_or_create(&label()).set(i64::from(after)));
+            self.metrics.open.get_or_create(&label()).set(i64::from(after));
             if after {
                 tracing::warn!(provider = %self.provider, "its calls hang: it is left alone for a while");
             } else {

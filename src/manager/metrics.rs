@@ -347,12 +347,7 @@ impl LoopMetrics {
     pub(crate) fn claimed(&self, count: usize) {
         let process = ByProcess { process: self.process };
         self.families.common.work_started.get_or_create(&process).inc_by(count as u64);
-        drop(
-            self.families
-                .active
-                .get_or_create(&self.label())
-                .inc_by(i64::try_from(count).unwrap_or(i64::MAX)),
-        );
+        self.families.active.get_or_create(&self.label()).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn contended(&self) {

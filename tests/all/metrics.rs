@@ -301,7 +301,7 @@ fn demo_shows(entries: &[Entry]) -> Result<()> {
     // Until a machine was brought back, and the fleet counted after that.
     demo.pasted(&place, "simulator fault sim-0007 kill")?;
     demo.until("sim-0007  Ready → ")?;
-    let line = demo.said.iter().find(|line| line.contains("/metrics")).context("no address is printed")?;
+    let line = demo.said.iter().find(|line| line.ends_with("/metrics")).context("no address is printed")?;
     let address =
         line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).context("no address")?;
     let address = address.to_owned();
