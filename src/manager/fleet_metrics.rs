@@ -357,6 +357,6 @@ mod tests {
         ] {
             assert!(lines.iter().any(|shown| shown == line), "{line} is missing in\n{}", lines.join("\n"));
         }
-        assert!(!lines.iter().any(|line| line.contains("old")), "{}", lines.join("\n"));
+        assert!(!lines.iter().any(|line| line.contains("\"old\"")), "{}", lines.join("\n"));
     }
 }
