@@ -227,6 +227,13 @@ impl Bmdb {
         &self.inner.pool
     }
 
+    /// Connections of the common pool that are idle, and those in use.
+    pub(crate) fn pool_use(&self) -> (u64, u64) {
+        let pool = &self.inner.pool;
+        let idle = u64::try_from(pool.num_idle()).unwrap_or(u64::MAX);
+        (idle, u64::from(pool.size()).saturating_sub(idle))
+    }
+
     /// A connection of its own: sessions are renewed on one, so that no other work delays that.
     pub(crate) async fn connection(&self) -> Result<PgConnection, sqlx::Error> {
         self.inner.options.connect().await

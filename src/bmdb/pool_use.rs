@@ -5,7 +5,6 @@ use std::fmt;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::Gauge;
-use sqlx::PgPool;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::metric_book::Label;
@@ -13,12 +12,11 @@ use crate::bmdb::metrics::Metrics;
 
 /// Connections by what they do.
 #[derive(Debug)]
-struct PoolUse(PgPool);
+struct PoolUse(Bmdb);
 
 impl EncodeMetric for PoolUse {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let idle = u64::try_from(self.0.num_idle()).unwrap_or(u64::MAX);
-        let used = u64::from(self.0.size()).saturating_sub(idle);
+        let (idle, used) = self.0.pool_use();
         for (state, count) in [("idle", idle), ("used", used)] {
             encoder.encode_family(&[("state", state)])?.encode_gauge(&count)?;
         }
@@ -41,7 +39,7 @@ impl Bmdb {
                 "bmdb_pool_connections",
                 "Connections to the BMDB in the common pool",
                 &[Label::one_of("state", ["idle", "used"])],
-                PoolUse(self.pool().clone()),
+                PoolUse(self.clone()),
             );
             book.add(
                 "bmdb_pool_connections_limit",
