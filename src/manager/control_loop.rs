@@ -258,7 +258,9 @@ async fn claim_for(
         match sourced {
             Ok(Sourced::Work(work)) => {
                 context.metrics.claimed(work.len());
-                work.iter().filter_map(Work::waited).for_each(|waited| context.metrics.waited(waited));
+                for waited in work.iter().filter_map(Work::waited) {
+                    context.metrics.waited(waited);
+                }
                 hand_out(work, &mut idle);
                 pace.poll = POLL.0;
                 eager = true;

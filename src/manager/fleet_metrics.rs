@@ -63,7 +63,7 @@ impl FleetMetrics {
     }
 
     fn register_machines(&self, book: &mut Book) {
-        let phases = [with_others(phase_label(), Phase::ALL.map(Phase::as_str))];
+        let phases = [with_others(&phase_label(), Phase::ALL.map(Phase::as_str))];
         self.gauge(book, "fleet_machines", "Machines by phase", &phases, |sample, _| {
             let phases = sample.phases.iter();
             phases.map(|(phase, count)| line([("phase", phase)], number(count.machines))).collect()
@@ -107,7 +107,7 @@ impl FleetMetrics {
     }
 
     fn register_work(&self, book: &mut Book) {
-        let processes = [with_others(process_label(), Process::ALL.map(Process::as_str))];
+        let processes = [with_others(&process_label(), Process::ALL.map(Process::as_str))];
         self.gauge(book, "fleet_work_active", "Work items under way", &processes, |sample, _| {
             let work = sample.work.iter();
             work.map(|(process, count)| line([("process", process)], number(*count))).collect()
@@ -232,7 +232,7 @@ fn brakes(sample: &FleetSample, _: Timestamp) -> Vec<Line> {
 }
 
 /// A label of ours whose values a newer release may have more of.
-fn with_others(label: Label, known: impl IntoIterator<Item = &'static str>) -> Label {
+fn with_others(label: &Label, known: impl IntoIterator<Item = &'static str>) -> Label {
     Label::one_of(label.name, known.into_iter().chain([OTHER]))
 }
 

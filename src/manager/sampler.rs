@@ -133,7 +133,9 @@ pub async fn count(bmdb: &Bmdb, stop: &CancellationToken) -> Result<Option<Fleet
     let mut after = before_all();
     loop {
         let (machines, last) = bmdb.seen_page(after, PAGE).await?;
-        machines.iter().for_each(|machine| tally.add(machine));
+        for machine in &machines {
+            tally.add(machine);
+        }
         let Some(last) = last else { break };
         after = last;
         if stop.run_until_cancelled(tokio::time::sleep(PAGE_PAUSE)).await.is_none() {
