@@ -305,7 +305,8 @@ impl Bmdb {
                 // Should `body` panic: a transaction is open then.
                 connection.close_on_drop();
                 let tried = left_phases::noted(try_once(what, &mut connection, &body));
-                let Ok(((tried, is_sound), left)) = tokio::time::timeout(TRANSACTION_LIMIT, tried).await else {
+                let Ok(((tried, is_sound), left)) = tokio::time::timeout(TRANSACTION_LIMIT, tried).await
+                else {
                     return Err(bmdb.unanswered(what, connection, TRANSACTION_LIMIT));
                 };
                 if is_sound {

@@ -26,8 +26,9 @@ use crate::bmdb::metric_book::{Book, Label};
 use crate::model::phase::Phase;
 use crate::model::process::Process;
 
-/// Components that start sessions: the loops, and what is none.
-const COMPONENTS: [&str; 6] = ["callback", "initializer", "provisioner", "recoverer", "sampler", "updater"];
+/// Components that start sessions: the loops, and what is none of them.
+const COMPONENTS: [&str; 7] =
+    ["api", "callback", "initializer", "provisioner", "recoverer", "sampler", "updater"];
 /// What became of transactions: see [`ByStatement`].
 const TRANSACTION_RESULTS: [&str; 6] = ["done", "retried", "refused", "locked", "unknown", "failed"];
 /// How heartbeats are answered.
@@ -92,7 +93,7 @@ pub const fn provider_label() -> Label {
 /// Label `component`: who started a session.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByComponent {
-    /// Name of a loop, or `callback`.
+    /// Name of a loop, or of what is none of them, as `callback`.
     pub component: &'static str,
 }
 

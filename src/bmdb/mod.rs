@@ -32,8 +32,8 @@
 //! * Statements stand in `sql/`, one a file, checked when this is compiled.
 
 pub mod action;
-pub mod audit;
 mod attempt;
+pub mod audit;
 pub mod change;
 pub mod claim;
 pub mod connection;
