@@ -22,6 +22,7 @@ use crate::harness::source;
 
 const MANUAL: &str = "docs/metrics.md";
 const RULES: &str = "contrib/alerts.yml";
+const RULES_TEST: &str = "contrib/alerts-test.yml";
 const BOARD: &str = "contrib/grafana.json";
 
 /// Everything that a service counts.
@@ -83,12 +84,16 @@ fn named(text: &str) -> Vec<Named> {
     found
 }
 
+/// Labels that Prometheus adds itself, and the one of a histogram's buckets.
+const OF_PROMETHEUS: [&str; 2] = ["instance", "le"];
+
 /// What is wrong with a metric as it is named, if anything is.
 fn wrong(named: &Named, entries: &[Entry]) -> Option<String> {
     let Some(entry) = entries.iter().find(|entry| entry.lines().contains(&named.metric)) else {
         return Some(format!("there is no {}", named.metric));
     };
-    named.labels.iter().find_map(|(name, values)| {
+    let mut of_ours = named.labels.iter().filter(|(name, _)| !OF_PROMETHEUS.contains(&name.as_str()));
+    of_ours.find_map(|(name, values)| {
         let label = entry.labels.iter().find(|label| label.name == name);
         let Some(label) = label else { return Some(format!("{} has no label {name}", named.metric)) };
         match &label.values {
@@ -104,7 +109,7 @@ fn wrong(named: &Named, entries: &[Entry]) -> Option<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rules_and_board_name_metrics_and_labels_that_there_are() -> Result<()> {
     let entries = everything("metrics_named").await?.read(|book| book.entries().to_vec());
-    for file in [RULES, BOARD] {
+    for file in [RULES, RULES_TEST, BOARD] {
         let text = source::read(Path::new(file))?.replace("\\\"", "\"");
         let found = named(&text);
         ensure!(found.len() > 20, "{file}: {found:?}");
@@ -167,9 +172,17 @@ fn promtool(arguments: &[&str], input: &str) -> Result<String> {
 }
 
 #[test]
-fn prometheus_takes_the_alert_rules() -> Result<()> {
+fn each_alert_fires_where_it_should_and_none_in_a_healthy_fleet() -> Result<()> {
     let said = promtool(&["check", "rules", RULES], "")?;
     ensure!(said.contains("SUCCESS: "), "{said}");
+    let said = promtool(&["test", "rules", RULES_TEST], "")?;
+    ensure!(said.contains("SUCCESS"), "{said}");
+    let (rules, test) = (source::read(Path::new(RULES))?, source::read(Path::new(RULES_TEST))?);
+    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    ensure!(alerts.len() > 20, "{alerts:?}");
+    for alert in alerts {
+        ensure!(test.contains(&format!("alertname=\"{alert}\"")), "{alert} is never expected to fire");
+    }
     Ok(())
 }
 
