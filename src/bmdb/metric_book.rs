@@ -84,6 +84,8 @@ pub enum Scope {
     Process,
     /// What is true of the fleet, the same from each shepherd. Of several one is taken, the largest as well as any.
     Fleet,
+    /// What the database says of itself, to each shepherd when that asks. Of several the largest is taken.
+    Database,
 }
 
 /// An entry.
@@ -141,6 +143,17 @@ impl Book {
         metric: impl Metric,
     ) {
         self.enter(Scope::Fleet, name, help, labels, metric);
+    }
+
+    /// Enters what the database says of itself.
+    pub fn add_of_database(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        labels: &[Label],
+        metric: impl Metric,
+    ) {
+        self.enter(Scope::Database, name, help, labels, metric);
     }
 
     fn enter(
@@ -204,7 +217,9 @@ impl Book {
     #[must_use]
     pub fn manual(&self) -> String {
         let mut manual = MANUAL.to_owned();
-        for (scope, heading) in [(Scope::Fleet, OF_FLEET), (Scope::Process, OF_PROCESS)] {
+        for (scope, heading) in
+            [(Scope::Fleet, OF_FLEET), (Scope::Process, OF_PROCESS), (Scope::Database, OF_DATABASE)]
+        {
             manual.push_str(heading);
             manual.push_str("\n| metric | kind | labels | what |\n| --- | --- | --- | --- |\n");
             let mut entries: Vec<&Entry> = self.entries.iter().filter(|entry| entry.scope == scope).collect();
@@ -256,6 +271,12 @@ const OF_PROCESS: &str = "
 ## Of one process
 
 What this shepherd did since it was started, or has at this moment. Add those of several up.
+";
+
+const OF_DATABASE: &str = "
+## Of the database
+
+What the database says of itself, to each shepherd when that asks it: take `max` over several.
 ";
 
 const OF_LABELS: &str = "

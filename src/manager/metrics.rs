@@ -265,19 +265,19 @@ impl ManagerMetrics {
             &[Label::one_of("table", Retained::ALL.map(Retained::table))],
             house.forgotten.clone(),
         );
-        book.add(
+        book.add_of_database(
             "bmdb_dead_rows",
             "Dead rows that the database has not removed yet",
             &[Label::one_of("table", TABLES)],
             house.dead_rows.clone(),
         );
-        book.add(
+        book.add_of_database(
             "bmdb_oldest_transaction_seconds",
             "Age of the oldest open transaction of the database",
             &[],
             house.oldest_transaction.clone(),
         );
-        book.add(
+        book.add_of_database(
             "bmdb_oldest_snapshot_seconds",
             "Age of the oldest transaction that keeps dead rows from being removed",
             &[],
