@@ -237,7 +237,8 @@ impl Claimer {
             let Some(session) = idle.iter().find(|candidate| candidate.id() == SessionId(session)) else {
                 continue;
             };
-            work.push(Work::take(&self.sessions, session, MachineId(machine), self.process, fence));
+            let claimed = Work::take(&self.sessions, session, MachineId(machine), self.process, fence);
+            work.push(claimed.having_waited(row.waited));
             if let (Some(provider), Some(priority), Some(bucket), Some(ready_at)) =
                 (row.provider, row.priority, row.bucket, row.ready_at)
             {
@@ -404,6 +405,7 @@ struct ClaimRow {
     priority: Option<i64>,
     bucket: Option<i64>,
     ready_at: Option<Timestamp>,
+    waited: Option<f64>,
 }
 
 async fn send(bmdb: &Bmdb, parameters: Parameters) -> Result<Vec<ClaimRow>, BmdbError> {

@@ -16,6 +16,8 @@
 //! * An **intent** ([`intent`]) records an outward action before it is taken.
 //! * An **order** of an operator ([`action`], [`audit`]) is carried out once and written down in the same
 //!   transaction; whose it is, a [`credential`] says.
+//! * What is counted stands in one book ([`metric_book`], [`metrics`]); the fleet is counted once a minute
+//!   ([`sample`]).
 //! * What is old is deleted by [`retention`], which lists every table with its bound; [`storage`] looks at
 //!   what the database itself leaves behind.
 //!
@@ -30,6 +32,7 @@
 //! * Statements stand in `sql/`, one a file, checked when this is compiled.
 
 pub mod action;
+mod attempt;
 pub mod audit;
 pub mod change;
 pub mod claim;
@@ -51,12 +54,15 @@ pub mod inspect;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
+mod left_phases;
 pub mod listing;
 pub mod live;
 pub mod look;
+pub mod metric_book;
 pub mod metrics;
 mod newer_fence;
 pub mod policy;
+mod pool_use;
 pub mod postgres_programs;
 pub mod private_postgres;
 mod private_postgres_directory;
@@ -65,6 +71,7 @@ pub mod reaper;
 mod renewal;
 pub mod restore;
 pub mod retention;
+pub mod sample;
 pub mod schedule;
 #[cfg(feature = "shepherd")]
 pub mod secret;

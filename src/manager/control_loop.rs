@@ -24,7 +24,7 @@
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures::FutureExt;
@@ -42,7 +42,7 @@ use crate::bmdb::wakeup::WakeUps;
 use crate::bmdb::work::Work;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
-use crate::manager::metrics::{LoopMetrics, WorkResult};
+use crate::manager::metrics::{ClaimResult, LoopMetrics, WorkResult};
 use crate::model::backoff::Backoff;
 use crate::model::breaker::Open;
 use crate::model::process::Process;
@@ -254,9 +254,13 @@ async fn claim_for(
         if context.drain.is_cancelled() {
             return;
         }
-        match source(&mut claimer, &idle, &limiter, eager, process).await {
+        let sourced = source(&mut claimer, &idle, &limiter, eager, process, &context.metrics).await;
+        match sourced {
             Ok(Sourced::Work(work)) => {
                 context.metrics.claimed(work.len());
+                for waited in work.iter().filter_map(Work::waited) {
+                    context.metrics.waited(waited);
+                }
                 hand_out(work, &mut idle);
                 pace.poll = POLL.0;
                 eager = true;
@@ -302,6 +306,7 @@ async fn source(
     limiter: &Limiter,
     eager: bool,
     process: Process,
+    metrics: &LoopMetrics,
 ) -> Result<Sourced, BmdbError> {
     if !eager {
         limiter.ready().await;
@@ -316,7 +321,10 @@ async fn source(
     }
     let sessions: Vec<Session> = idle.iter().map(|slot| slot.session.clone()).collect();
     limiter.ready().await;
-    match claimer.claim(&sessions).await? {
+    let asked = Instant::now();
+    let claimed = claimer.claim(&sessions).await;
+    metrics.looked(ClaimResult::of(&claimed), asked.elapsed());
+    match claimed? {
         Claimed::Work(work) => Ok(Sourced::Work(work)),
         Claimed::Contended => Ok(Sourced::Contended),
         // What is announced meanwhile is claimed at once.
@@ -418,7 +426,7 @@ async fn work_under<L: ControlLoop>(
 }
 
 async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopContext) {
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let stop = work.stop().clone();
     failpoint::pass(control_loop.name(), "claimed");
     let outcome = tokio::select! {
@@ -427,6 +435,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
         () = context.abort.cancelled() => None,
         outcome = AssertUnwindSafe(control_loop.handle(&work)).catch_unwind() => Some(outcome),
     };
+    let ending = Instant::now();
     let (result, ended) = match outcome {
         None => {
             let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
@@ -453,6 +462,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
             (WorkResult::Panicked, work.fail(Vec::new(), format!("the handler panicked: {text}"), None).await)
         }
     };
+    context.metrics.end_written(ending.elapsed());
     failpoint::pass(control_loop.name(), "ended");
     match ended {
         Ok(()) => context.metrics.ended(result, began.elapsed()),

@@ -8,6 +8,7 @@
 //! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
 //!   machines but over providers, one at a time each, under a named lease.
 //! * [`housekeeping`]: reaper, sweeper, brakes.
+//! * [`sampler`]: counts the fleet once a minute, under a named lease; [`fleet_metrics`] shows the newest count.
 //! * [`breakers`]: who of the providers hangs, and is left alone for a while.
 //!
 //! A loop never decides inside I/O code: `plan(snapshot, policy, now)` says
@@ -18,6 +19,7 @@ pub mod brakes;
 pub mod breakers;
 pub mod control_loop;
 pub(crate) mod failpoint;
+pub mod fleet_metrics;
 pub mod housekeeping;
 pub mod initializer;
 pub mod limiter;
@@ -25,4 +27,5 @@ pub mod metrics;
 pub mod provider_set;
 pub mod provisioner;
 pub mod recoverer;
+pub mod sampler;
 pub mod updater;

@@ -14,6 +14,7 @@ pub mod breaker;
 pub mod disturb;
 pub mod drift;
 pub mod facts;
+pub mod fleet_sample;
 pub mod host_key;
 pub mod ids;
 pub mod issues;

@@ -78,6 +78,7 @@ async fn every_migration_goes_forward_back_and_forward_again_with_and_without_ro
          VALUES ('00000000-0000-0000-0000-000000000001', 'access', '', 1, 0, FALSE, '', '', 'New', now(), 1, 0, 0, 0, 0);
          INSERT INTO session VALUES (gen_random_uuid(), gen_random_uuid(), 'c', '{}', 1, now(), now());
          INSERT INTO history VALUES ('00000000-0000-0000-0000-000000000001', now(), 'Held');
+         INSERT INTO fleet_sample VALUES (now(), now(), 7, '{}');
          INSERT INTO brake VALUES ('recovery', 'all', 'r', now(), now())",
     )
     .execute(&mut connection)

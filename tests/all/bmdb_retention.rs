@@ -21,6 +21,7 @@ const DAY_MS: i64 = 86_400_000;
 const HISTORY: &str = include_str!("../../sql/retention/history.sql");
 const INTENTS: &str = include_str!("../../sql/retention/intents.sql");
 const SESSIONS: &str = include_str!("../../sql/retention/sessions.sql");
+const OLD_SAMPLES: &str = include_str!("../../sql/retention/samples.sql");
 /// Lines of history that are beyond thirty days.
 const OLD_LINES: &str = "SELECT count(*) FROM history WHERE at < now() - INTERVAL '30 days'";
 
@@ -154,6 +155,27 @@ async fn what_somebody_still_needs_is_kept_however_old_it_is() -> TestResult {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counts_of_the_fleet_are_kept_for_thirty_days_whatever_history_is_kept_for() -> TestResult {
+    let kit = Kit::new("retention_samples").await?;
+    run(
+        &kit,
+        "INSERT INTO fleet_sample
+         SELECT date_trunc('minute', now()) - n * INTERVAL '1 minute', now(), 7, '{}' FROM generate_series(0, 43209) n",
+    )
+    .await?;
+    let old = "SELECT count(*) FROM fleet_sample WHERE minute < now() - INTERVAL '30 days'";
+    let (all, too_old) = (kit.count("SELECT count(*) FROM fleet_sample").await?, kit.count(old).await?);
+    assert!((8..=10).contains(&too_old), "{too_old}");
+    assert_eq!(kit.bmdb.forget(Retained::Samples, 3).await?, 3);
+    let metrics = ManagerMetrics::register(&Metrics::new()).housekeeping;
+    let rest = housekeeping::forget_once(&kit.bmdb, &metrics, &CancellationToken::new()).await?;
+    let left = kit.count("SELECT count(*) FROM fleet_sample").await?;
+    assert_eq!(all - left, 3 + i64::try_from(rest)?);
+    assert!((too_old..=too_old + 5).contains(&(all - left)), "{} deleted of {too_old}", all - left);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_longer_retention_counts_for_a_process_that_has_not_heard_of_it() -> TestResult {
     let kit = kept_for_thirty_days("retention_policy").await?;
     tell_of_the_past(&kit).await?;
@@ -253,7 +275,9 @@ const FILL: &str = "
     INSERT INTO session
     SELECT gen_random_uuid(), gen_random_uuid(), 'old', '{}', 5000, now() - n * INTERVAL '86.4 seconds', now(),
            now() - n * INTERVAL '86.4 seconds', 'over' FROM generate_series(100000, 1, -1) n;
-    ANALYZE history, intent, session";
+    INSERT INTO fleet_sample
+    SELECT now() - n * INTERVAL '86.4 seconds', now(), 7, '{}' FROM generate_series(100000, 1, -1) n;
+    ANALYZE history, intent, session, fleet_sample";
 
 /// For each row: a page where it is found, two on the way to each of the two things that a session may
 /// hold, three on the way down to its key, and one each where it is looked at again and deleted.
@@ -265,11 +289,12 @@ async fn a_batch_costs_its_rows_and_not_the_table() -> TestResult {
     let mut connection = kit.connection().await?;
     sqlx::raw_sql("SET default_transaction_isolation = 'read committed'").execute(&mut connection).await?;
     sqlx::raw_sql(FILL).execute(&mut connection).await?;
-    sqlx::raw_sql("VACUUM history, intent, session").execute(&mut connection).await?;
+    sqlx::raw_sql("VACUUM history, intent, session, fleet_sample").execute(&mut connection).await?;
     for (name, file, index) in [
         ("history", HISTORY, "DROP INDEX history_by_age"),
         ("intents", INTENTS, "DROP INDEX intent_settled"),
         ("sessions", SESSIONS, "DROP INDEX session_closed"),
+        ("samples", OLD_SAMPLES, "ALTER TABLE fleet_sample DROP CONSTRAINT fleet_sample_pkey"),
     ] {
         let batch = cost(&mut connection, file, |query| batch_of(query, name, 50)).await?;
         check(&format!("a batch of {name}"), &batch, BATCH_PAGES);

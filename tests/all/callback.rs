@@ -726,7 +726,8 @@ async fn metrics_and_health_are_shown() -> TestResult {
     let address = shown.local_addr;
     let get = async |path: &str| -> anyhow::Result<String> {
         let mut stream = TcpStream::connect(address).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        let (path, more) = path.split_once(' ').unwrap_or((path, ""));
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{more}\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
@@ -736,7 +737,12 @@ async fn metrics_and_health_are_shown() -> TestResult {
     assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{metrics}");
     assert!(metrics.contains("\nshepherd_heartbeats_total{result=\"stored\"} 1\n"), "{metrics}");
     assert!(metrics.contains("\nshepherd_sessions_started_total{component=\"callback\"} 1\n"), "{metrics}");
-    assert!(metrics.ends_with("# EOF\n"));
+    assert!(metrics.contains("\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{metrics}");
+    assert!(metrics.contains("\n# TYPE shepherd_heartbeats_total counter\n") && !metrics.contains("# EOF"));
+    let open =
+        get("/metrics Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n").await?;
+    assert!(open.contains("\r\ncontent-type: application/openmetrics-text; version=1.0.0;"), "{open}");
+    assert!(open.contains("\n# TYPE shepherd_heartbeats counter\n") && open.ends_with("# EOF\n"), "{open}");
     assert!(get("/healthz").await?.ends_with("\r\n\r\nok\n"));
     assert!(get("/else").await?.starts_with("HTTP/1.1 404"));
     world.listener.bmdb.close().await;

@@ -11,10 +11,12 @@ use shepherd::bmdb::change::FactChange;
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::lease::NamedLease;
+use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::session::Sessions;
 use shepherd::bmdb::work::Decision;
 use shepherd::manager::breakers::{BreakerMetrics, ProviderBreaker};
 use shepherd::manager::limiter::Limiter;
+use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::provisioner::plan::Limits;
 use shepherd::manager::provisioner::{self, ProvisionerSettings};
 use shepherd::model::ids::{IntentId, ProcessId};
@@ -386,6 +388,7 @@ fn settings(reconciler: &str) -> Result<ProvisionerSettings> {
         reconciler: Limiter::new(reconciler.parse()?),
         creation: Limiter::new("1ms,50".parse()?),
         breaker: ProviderBreaker::new("rack", BreakerMetrics::default()),
+        metrics: ManagerMetrics::register(&Metrics::new()),
     })
 }
 

@@ -31,16 +31,19 @@ use crate::bmdb::lease::NamedLease;
 use crate::bmdb::provision::NewMachine;
 use crate::bmdb::session::{Session, Sessions, boot_time};
 use crate::bmdb::work::Decision;
-use crate::manager::breakers::{Admission, ProviderBreaker};
+use crate::manager::breakers::{Admission, Call, ProviderBreaker};
 use crate::manager::control_loop::panic_text;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
+use crate::manager::metrics::ManagerMetrics;
 use crate::manager::provisioner::plan::{Limits, ProvisionPlan, plan_provisioning};
 use crate::manager::updater::details_of;
 use crate::model::breaker::Open;
 use crate::model::ids::{IntentId, MachineId};
 use crate::providers::provider::{CALL_LIMIT, Provider, ProviderError, ProviderMachine};
 
+/// Who starts its sessions.
+const COMPONENT: &str = "provisioner";
 /// Kind of the named lease; its name is the provider's.
 const LEASE: &str = "provisioner";
 
@@ -55,6 +58,8 @@ pub struct ProvisionerSettings {
     pub creation: Limiter,
     /// Whether the provider is asked at all.
     pub breaker: ProviderBreaker,
+    /// Where it counts.
+    pub metrics: ManagerMetrics,
 }
 
 /// Why a pass ended early.
@@ -80,9 +85,10 @@ pub async fn run(
         let details = serde_json::json!({ "provider": name });
         // Never given up half-way: the statement goes on without us, and a session that commits after
         // we have stopped stays open until the reaper finds it.
-        let session = sessions.start("provisioner", details).await;
+        let session = sessions.start(COMPONENT, details).await;
         match session {
             Ok(session) => {
+                settings.metrics.session_started(COMPONENT);
                 passes(sessions.bmdb(), &session, &*provider, &settings, &stop).await;
                 if !session.lost().is_cancelled()
                     && let Err(error) = sessions.close(&session, "the provisioner stopped").await
@@ -190,7 +196,7 @@ async fn pass(
     // unknown at the worst, and recording it again finds it.
     let known = bmdb.known_machines(name).await?;
     let left_alone = |open: Open| PassError::LeftAlone { provider: name.to_owned(), reason: open.reason };
-    let listed = settings.breaker.admit().map_err(left_alone)?.ask(provider.list()).await;
+    let listed = settings.breaker.admit().map_err(left_alone)?.ask(Call::List, provider.list()).await;
     // Frozen meanwhile: what was heard is old, and another shepherd's to say.
     if session.remaining().is_zero() {
         return Err(BmdbError::SessionOver.into());
@@ -273,7 +279,7 @@ async fn settle_open(
     for OpenCreation { intent, age, .. } in open.iter().filter(|one| !adopted.contains(&one.intent)) {
         // Unknown is not "nothing": asked again at a later pass.
         let Ok(admission) = breaker.admit() else { return Ok(()) };
-        match admission.ask(creation.find_by_intent(*intent)).await {
+        match admission.ask(Call::FindByIntent, creation.find_by_intent(*intent)).await {
             Ok(Some(machine)) => adopt(bmdb, lease, *intent, &machine).await?,
             Ok(None) if *age < limit => {}
             Ok(None) => {
@@ -314,7 +320,8 @@ async fn create(
     failpoint::pass(LEASE, "intended");
     let (_, policy) = bmdb.policy();
     let limit = may_ask(session.remaining(), boot_time().saturating_sub(begun), policy.outward_limit.0)?;
-    let Ok(asked) = tokio::time::timeout(limit, admission.ask(creation.create(intent, Some(id)))).await
+    let Ok(asked) =
+        tokio::time::timeout(limit, admission.ask(Call::Create, creation.create(intent, Some(id)))).await
     else {
         tracing::warn!(
             provider = lease.name,

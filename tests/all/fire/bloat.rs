@@ -14,9 +14,11 @@ use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::metrics::{ByTable, Metrics};
 use shepherd::bmdb::retention::TABLES;
+use shepherd::bmdb::sample::LEASE;
 use shepherd::bmdb::session::Sessions;
 use shepherd::manager::housekeeping;
 use shepherd::manager::metrics::{HousekeepingMetrics, ManagerMetrics};
+use shepherd::manager::sampler;
 use shepherd::model::ids::ProcessId;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
@@ -58,8 +60,10 @@ struct Rates {
     retention_days: i64,
 }
 
-/// Sessions of each step: one closes in order, one is lost.
-const SESSIONS: i64 = 2;
+/// Sessions of each step: two close in order, one is lost.
+const SESSIONS: i64 = 3;
+/// How long counts of the fleet are kept, whatever the policy says of history.
+const SAMPLES_KEPT_DAYS: i64 = 30;
 
 impl Rates {
     fn cycles_a_day(&self) -> i64 {
@@ -80,8 +84,9 @@ impl Rates {
             "work" => SESSIONS,
             "work_backoff" | "work_postponed" => self.machines * 3,
             "fleet_listening" => 16,
-            // Three budgets and a provider's.
-            "named_lease" => 4,
+            // Three budgets, a provider's, and the one for counting.
+            "named_lease" => 5,
+            "fleet_sample" => self.steps * (SAMPLES_KEPT_DAYS + 1),
             "policy" | "bmdb_identity" | "provider_state" => 1,
             "sealed_secret" | "migration_lock" | "brake" => 2,
             "_sqlx_migrations" => 100,
@@ -99,7 +104,9 @@ impl Rates {
             "session" => self.steps * SESSIONS * 4,
             // A claim, both lanes written anew, a lease given back, and a sweep.
             "machine_due" => self.cycles_a_day() * 5,
-            "named_lease" => self.steps * 4,
+            "named_lease" => self.steps * 6,
+            // As many as are deleted.
+            "fleet_sample" => self.steps,
             "work" | "machine_provided" => self.cycles_a_day(),
             _ => 0,
         }
@@ -177,6 +184,19 @@ async fn create(bmdb: &Bmdb, leave_open: bool) -> Result<()> {
     Ok(())
 }
 
+/// Counts the fleet once, under a session of its own.
+async fn sample(shepherd: &Shepherd) -> Result<()> {
+    let session = shepherd.session().await?;
+    let (kind, name) = LEASE;
+    let lease = shepherd.bmdb.take_lease(&session, kind, name).await?.context("the lease is free")?;
+    let now = shepherd.bmdb.latest_sample(None).await?.now;
+    let counted = sampler::count(&shepherd.bmdb, &CancellationToken::new()).await?;
+    let counted = counted.context("it was stopped")?;
+    ensure!(shepherd.bmdb.store_sample(&lease, now, &counted).await?, "the minute has a count");
+    ensure!(shepherd.bmdb.give_back_lease(&lease).await?);
+    Ok(shepherd.sessions.close(&session, "counted").await?)
+}
+
 /// Counts every table and holds it against its bound. Says what was counted of those that time makes grow.
 async fn hold_against_bounds(kit: &Kit, rates: &Rates, day: i64) -> Result<String> {
     let mut connection = kit.pool.acquire().await?;
@@ -227,6 +247,7 @@ async fn ninety_days_keep_every_table_within_its_bound() -> TestResult {
         for number in 0..rates.steps {
             cycles += work_on_all(&shepherd, &mut claimer, number == 0).await?;
             create(&shepherd.bmdb, day == 1 && number == 0).await?;
+            sample(&shepherd).await?;
             kit.bmdb.store_group((day * rates.steps + number) % 16, Arc::from([])).await?;
             kit.database.advance(step.0).await?;
             kit.bmdb.reap().await?;
