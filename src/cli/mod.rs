@@ -22,6 +22,7 @@ pub mod operate;
 pub mod output;
 pub mod plan;
 pub mod remote;
+pub mod remote_outlook;
 pub mod remote_read;
 pub mod restored;
 pub mod run;

@@ -18,7 +18,9 @@ pub fn moment(said: prost_types::Timestamp) -> Option<Timestamp> {
     Timestamp::from_timestamp(said.seconds, u32::try_from(said.nanos).ok()?)
 }
 
-fn odd(what: &str) -> CliError {
+/// That something is missing in what the API answered.
+#[must_use]
+pub fn odd(what: &str) -> CliError {
     CliError::Failed(format!(
         "the API answered without {what}; is it of another release? With --direct and --bmdb_url the database is asked \
          itself"
@@ -77,21 +79,25 @@ pub fn session(said: v1::Session) -> Result<SessionLine, CliError> {
 
 /// A live work item.
 pub fn work(said: v1::WorkItem) -> Result<WorkLine, CliError> {
-    let holder = said.work.ok_or_else(|| odd("who works"))?;
     Ok(WorkLine {
         name: name(said.name)?,
         lane: said.lane,
-        work: Holder {
-            process: holder.process,
-            fence: holder.fence,
-            since: at(holder.since, "a work item's beginning")?,
-            session: id(&holder.session, "a session's id")?,
-            component: holder.component,
-            host: holder.host,
-            pid: holder.pid,
-            session_deadline: holder.session_deadline.and_then(moment),
-            session_closed_at: holder.session_closed_at.and_then(moment),
-        },
+        work: holder(said.work.ok_or_else(|| odd("who works"))?)?,
+    })
+}
+
+/// Who works.
+pub fn holder(said: v1::Holder) -> Result<Holder, CliError> {
+    Ok(Holder {
+        process: said.process,
+        fence: said.fence,
+        since: at(said.since, "a work item's beginning")?,
+        session: id(&said.session, "a session's id")?,
+        component: said.component,
+        host: said.host,
+        pid: said.pid,
+        session_deadline: said.session_deadline.and_then(moment),
+        session_closed_at: said.session_closed_at.and_then(moment),
     })
 }
 
@@ -181,11 +187,15 @@ pub fn why(said: v1::WhyResponse) -> Result<Why, CliError> {
     })
 }
 
-fn phase(said: &str) -> &'static str {
+/// A phase by its name.
+#[must_use]
+pub fn phase(said: &str) -> &'static str {
     Phase::ALL.into_iter().map(Phase::as_str).find(|known| *known == said).unwrap_or("(of another release)")
 }
 
-fn process(said: &str) -> &'static str {
+/// A process by its name.
+#[must_use]
+pub fn process(said: &str) -> &'static str {
     Process::ALL
         .into_iter()
         .map(Process::as_str)

@@ -76,13 +76,11 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
         FleetCommand::Get(Get::Sessions(limited)) => get::sessions(source, limited.limit, format).await,
         FleetCommand::Get(Get::Work(limited)) => get::work(source, limited.limit, format).await,
         FleetCommand::Get(Get::Providers) => get::providers(source, format).await,
-        FleetCommand::Describe(Describe::Machine(of)) => {
-            describe::machine(source.direct("`describe`")?, &of.machine, format).await
-        }
+        FleetCommand::Describe(Describe::Machine(of)) => describe::machine(source, &of.machine, format).await,
         FleetCommand::Why(of) => why::why(source, &of.machine, format).await,
         FleetCommand::Timeline(of) => timeline::timeline(source, &of.machine, of.limit, format).await,
-        FleetCommand::Issues => issues::issues(source.direct("`issues`")?, format).await,
-        FleetCommand::Plan(asked) => plan::plan(source.direct("`plan`")?, asked, format).await,
+        FleetCommand::Issues => issues::issues(source, format).await,
+        FleetCommand::Plan(asked) => plan::plan(source, asked, format).await,
         FleetCommand::Hold(hold) => operate::hold(source, hold, format).await,
         FleetCommand::Release(release) => operate::release(source, release, format).await,
         FleetCommand::Retry(retry) => operate::retry(source, retry, format).await,
