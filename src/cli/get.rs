@@ -359,6 +359,7 @@ fn name_or_dash(name: &MachineName) -> String {
 
 /// As many lines as the next page is to have, of a list that has so many of its limit: no more than the API
 /// answers at once, and none at the end.
+#[must_use]
 pub fn page_of(limit: u32, listed: usize) -> i32 {
     let missing = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(listed);
     i32::try_from(missing).unwrap_or(i32::MAX).min(API_PAGE)

@@ -34,6 +34,7 @@ mod access;
 mod command_line;
 mod lists;
 mod orders;
+mod same_answers;
 mod watch;
 
 /// A shepherd that only answers operators.
