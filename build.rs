@@ -3,11 +3,12 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 4] = [
+const CONTRACTS: [&str; 5] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/fleet/v1/access.proto",
     "shepherd/fleet/v1/fleet.proto",
     "shepherd/fleet/v1/machines.proto",
+    "shepherd/fleet/v1/outlook.proto",
 ];
 /// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them.
 const TOLD: &[&str] = CONTRACTS.split_at(1).1;

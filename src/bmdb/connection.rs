@@ -83,6 +83,8 @@ pub struct ConnectionSettings {
     pub max_connections: u32,
     /// Name shown in the server's list of connections.
     pub application: String,
+    /// Whether it looks for somebody on the network, so that whatever is looked at is let go soon (`look.rs`).
+    pub brief: bool,
     /// First parts of `search_path`, for tests that bring a clock of their own.
     pub search_path: Option<String>,
 }
@@ -101,6 +103,7 @@ impl ConnectionSettings {
             dialect: Dialect::POSTGRES,
             max_connections: 16,
             application: application.to_owned(),
+            brief: false,
             search_path: None,
         })
     }
@@ -117,10 +120,11 @@ impl ConnectionSettings {
 
     fn connect_options(&self) -> PgConnectOptions {
         let isolation = if self.dialect.serializable { "serializable" } else { "read committed" };
+        let (silence, statement) = if self.brief { ("2500ms", "2500ms") } else { ("5s", "10s") };
         let mut settings = vec![
             ("default_transaction_isolation", isolation.to_owned()),
-            ("idle_in_transaction_session_timeout", "5s".to_owned()),
-            ("statement_timeout", "10s".to_owned()),
+            ("idle_in_transaction_session_timeout", silence.to_owned()),
+            ("statement_timeout", statement.to_owned()),
             ("lock_timeout", "5s".to_owned()),
             ("tcp_keepalives_idle", "10".to_owned()),
             ("tcp_keepalives_interval", "5".to_owned()),

@@ -187,7 +187,10 @@ impl Bmdb {
 /// Sessions that live at `now`, oldest first. Where every shepherd died nobody is left to close what was
 /// theirs, so that their rows say nothing.
 async fn living_sessions(tx: &mut PgConnection, now: Timestamp) -> Result<Vec<SessionEvidence>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/sessions.sql", SESSIONS).fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/inspect/sessions.sql", Uuid::nil(), SESSIONS)
+        .fetch_all(tx)
+        .await
+        .doing(WHAT)?;
     let living = rows.into_iter().filter(|row| row.deadline > now).map(|row| {
         let text = |key: &str| row.runtime_info.get(key).and_then(|value| value.as_str());
         SessionEvidence {

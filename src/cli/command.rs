@@ -8,7 +8,9 @@ use uuid::Uuid;
 use crate::bmdb::connection::Dialect;
 use crate::cli::examples;
 use crate::cli::output::Output;
+use crate::cli::policy::PolicyCommand;
 use crate::cli::tokens::span;
+use crate::cli::watch::Watch;
 use crate::model::access::Role;
 use crate::model::facts::HoldScope;
 use crate::model::phase::Phase;
@@ -141,9 +143,23 @@ pub enum FleetCommand {
     #[command(after_help = examples::TIMELINE)]
     Timeline(Timeline),
     /// Say what the loops would do next, and when, before they do it
+    #[command(after_help = examples::PLAN)]
     Plan(Plan),
     /// Say what is wrong, most urgent first
+    #[command(after_help = examples::ISSUES)]
     Issues,
+    /// Print machines as they change, until you end it
+    #[command(
+        after_help = examples::WATCH,
+        long_about = "\
+Print the machines there are, and then a line for each that changes, until you end it.
+
+A shepherd tells it. When that one stops or dies, the watch goes on at the next server of the context."
+    )]
+    Watch(Watch),
+    /// Show the rules that the fleet is run by
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// Stop work on a machine until it is released
     #[command(after_help = examples::HOLD)]
     Hold(Hold),
@@ -269,6 +285,7 @@ pub enum Get {
 #[derive(Debug, Subcommand)]
 pub enum Describe {
     /// Facts, schedule, work, waits and last events of a machine
+    #[command(after_help = examples::DESCRIBE_MACHINE)]
     Machine(OfMachine),
 }
 

@@ -32,6 +32,34 @@ pub const TIMELINE: &str = "\
 Example:
   shepherdctl timeline sim-0007 --limit 20";
 
+/// `describe machine`.
+pub const DESCRIBE_MACHINE: &str = "\
+Example:
+  shepherdctl describe machine sim-0007 -o yaml";
+
+/// `plan`.
+pub const PLAN: &str = "\
+Examples:
+  shepherdctl plan --machine sim-0007           what happens to it; if nothing does, why
+  shepherdctl plan --process Recovery --horizon 10m
+  shepherdctl plan --diff new.toml              what the policy in that file would change";
+
+/// `issues`.
+pub const ISSUES: &str = "\
+Example:
+  shepherdctl issues -o json | jq -r '.issues[] | select(.severity == \"critical\") | .about'";
+
+/// `watch`.
+pub const WATCH: &str = "\
+Examples:
+  shepherdctl watch --phase NeedsHuman --phase Quarantined
+  shepherdctl watch --provider rack-a -o json | jq -c '[.event, .provider_id, .phase]'";
+
+/// `policy get`.
+pub const POLICY_GET: &str = "\
+Example:
+  shepherdctl policy get -o json | jq .policy.ladder";
+
 /// `hold`.
 pub const HOLD: &str = "\
 Examples:

@@ -18,6 +18,7 @@ use crate::cli::command::{AllowHostKey, Hold as HoldArguments, Release, Retry};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::find;
+use crate::cli::order_key;
 use crate::cli::output::Format;
 use crate::cli::remote_read;
 use crate::cli::source::Source;
@@ -66,7 +67,7 @@ async fn order(
 
 /// An order of whoever writes to the BMDB directly.
 pub(crate) fn direct(rpc: &str, target: String, reason: Option<&str>) -> Order {
-    Order {
+    order_key::named(Order {
         actor: Actor { name: who(), credential: None },
         rpc: rpc.to_owned(),
         target,
@@ -75,7 +76,7 @@ pub(crate) fn direct(rpc: &str, target: String, reason: Option<&str>) -> Order {
         dry_run: false,
         expected_version: None,
         request: request_digest(&[]),
-    }
+    })
 }
 
 /// The API wants a reason; where none was typed, the audit says so.

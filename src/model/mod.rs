@@ -36,4 +36,5 @@ pub mod shell_words;
 pub mod telling;
 pub mod time;
 pub mod usage;
+pub mod waits;
 pub mod why;

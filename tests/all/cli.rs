@@ -863,7 +863,10 @@ async fn no_list_or_search_reads_the_whole_fleet() -> TestResult {
         ),
         (include_str!("../../sql/inspect/near.sql"), vec![text("m-1"), "5".to_owned()]),
         (include_str!("../../sql/inspect/lanes.sql"), vec![some.clone()]),
-        (include_str!("../../sql/inspect/history.sql"), vec![some.clone(), "50".to_owned()]),
+        (
+            include_str!("../../sql/inspect/history.sql"),
+            vec![some.clone(), "NULL::timestamptz".to_owned(), "50".to_owned(), "0".to_owned()],
+        ),
         (include_str!("../../sql/inspect/lines.sql"), vec![format!("ARRAY[{some}]")]),
         (
             include_str!("../../sql/inspect/happened.sql"),

@@ -16,6 +16,7 @@
 //! * [`step`]: what one work item that succeeds does to the facts of its machine.
 //! * [`fleet`]: the fleet that the loops share: budgets and brakes.
 //! * [`diff`]: two plans beside each other, as before and after a change of the policy.
+//! * [`foreseen`]: a plan as somebody asked for it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use crate::model::time::{Span, Timestamp, after};
 
 pub mod diff;
 pub mod fleet;
+pub mod foreseen;
 pub mod step;
 #[cfg(test)]
 mod tests;

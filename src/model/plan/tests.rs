@@ -11,7 +11,7 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 /// Machine number `number`, that the provider was asked about at 0, and will be each half hour.
-fn provided(number: u8) -> MachineFacts {
+pub(super) fn provided(number: u8) -> MachineFacts {
     let mut facts = MachineFacts::unknown(MachineId(uuid::Uuid::from_u128(u128::from(number))), at(-9000));
     facts.listening_since = Some(at(-9000));
     facts.provided = Some(Provided {
@@ -31,7 +31,7 @@ fn provided(number: u8) -> MachineFacts {
 }
 
 /// The same with an agent that was heard so many seconds ago.
-fn heard(number: u8, ago: i64) -> MachineFacts {
+pub(super) fn heard(number: u8, ago: i64) -> MachineFacts {
     let mut facts = provided(number);
     let boot_id = Some("b".to_owned());
     facts.agent_started = Some(AgentStarted { at: at(-7000), public_key: vec![1; 32], boot_id, fence: 1 });
@@ -40,7 +40,7 @@ fn heard(number: u8, ago: i64) -> MachineFacts {
     facts
 }
 
-fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
+pub(super) fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
     let state = |facts: MachineFacts| MachineState {
         phase_index: phase_of(&facts, &policy, at(0)).to_string(),
         phase_since: at(-5),

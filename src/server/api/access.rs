@@ -48,6 +48,7 @@ const fn public(rpc: &'static str) -> Rule {
 pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Machines/List", Role::Viewer, About::Machines),
     rule("shepherd.fleet.v1.Machines/Get", Role::Viewer, About::Machines),
+    rule("shepherd.fleet.v1.Machines/Describe", Role::Viewer, About::Machines),
     rule("shepherd.fleet.v1.Machines/Why", Role::Viewer, About::Machines),
     rule("shepherd.fleet.v1.Machines/Timeline", Role::Viewer, About::Machines),
     rule("shepherd.fleet.v1.Machines/Watch", Role::Viewer, About::Machines),
@@ -61,6 +62,8 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Backoffs/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Providers/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Policy/Get", Role::Viewer, About::Fleet),
+    rule("shepherd.fleet.v1.Plan/Get", Role::Viewer, About::Machines),
+    rule("shepherd.fleet.v1.Issues/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Statistics/Get", Role::Viewer, About::Machines),
     rule("shepherd.fleet.v1.Credentials/WhoAmI", Role::Viewer, About::Caller),
     rule("shepherd.fleet.v1.Credentials/List", Role::Admin, About::Fleet),

@@ -19,13 +19,13 @@ use crate::api::{Api, pem};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::{provided, until};
 
-struct Operator<'a> {
-    api: &'a Api,
-    home: tempfile::TempDir,
+pub(super) struct Operator<'a> {
+    pub(super) api: &'a Api,
+    pub(super) home: tempfile::TempDir,
 }
 
 impl Operator<'_> {
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_shepherdctl"));
         command.args(arguments).stdin(Stdio::null());
         for name in ["SHEPHERD_BMDB_URL", "SHEPHERD_CONTEXT", "SHEPHERD_CONTEXTS", "XDG_CONFIG_HOME"] {
@@ -36,12 +36,17 @@ impl Operator<'_> {
     }
 
     /// Asks the current context's API.
-    fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
+    pub(super) fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
         told(&self.command(arguments).output()?)
     }
 
+    /// Asks the current context's API, without keeping anybody waiting for it.
+    pub(super) async fn asked(&self, arguments: &[&str]) -> anyhow::Result<Output> {
+        Ok(tokio::process::Command::from(self.command(arguments)).output().await?)
+    }
+
     /// Asks the database.
-    fn direct(&self, arguments: &[&str]) -> anyhow::Result<String> {
+    pub(super) fn direct(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let dialect = self.api.database.mode().dialect().as_str();
         let mut command = self.command(&[&["--direct", "--bmdb_dialect", dialect], arguments].concat());
         told(&command.env("SHEPHERD_BMDB_URL", self.api.database.url()).output()?)
@@ -52,7 +57,7 @@ impl Operator<'_> {
     }
 
     /// Lets the context `home` ask these servers.
-    fn reach(&self, servers: &[SocketAddr]) -> anyhow::Result<()> {
+    pub(super) fn reach(&self, servers: &[SocketAddr]) -> anyhow::Result<()> {
         let mut contexts = Contexts::read(&self.contexts())?;
         let home = contexts.contexts.get_mut("home").context("the context")?;
         home.servers = servers.iter().map(ToString::to_string).collect();
@@ -77,7 +82,7 @@ impl Operator<'_> {
         Ok(child.wait_with_output().await?)
     }
 
-    fn json(&self, arguments: &[&str]) -> anyhow::Result<Value> {
+    pub(super) fn json(&self, arguments: &[&str]) -> anyhow::Result<Value> {
         Ok(serde_json::from_str(&self.ask(&[arguments, &["-o", "json"]].concat())?)?)
     }
 }
@@ -163,7 +168,7 @@ fn speaks(mut records: &[u8]) -> bool {
     false
 }
 
-fn told(output: &Output) -> anyhow::Result<String> {
+pub(super) fn told(output: &Output) -> anyhow::Result<String> {
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout.clone())?)
 }
@@ -213,10 +218,8 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert!(kim.ask(&["retry", &machine])?.contains("has no failures to forget"));
     let unknown = kim.command(&["why", "no-such"]).output()?;
     assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
-    assert!(
-        kim.command(&["describe", "machine", &machine]).output()?.status.code() == Some(2),
-        "it says so plainly"
-    );
+    let alone = kim.command(&["declare", "restored", "--reason", "r"]).output()?;
+    assert_eq!(alone.status.code(), Some(2), "it says so plainly: {alone:?}");
 
     let made = kim.json(&["tokens", "create", "lee", "--role", "viewer", "--reason", "lee is new"])?;
     let lees = made["token"].as_str().context("a token")?.to_owned();
