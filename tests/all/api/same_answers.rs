@@ -133,7 +133,7 @@ async fn every_reading_command_says_the_same_whoever_is_asked() -> anyhow::Resul
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
     let file = kim.home.path().join("new.toml");
-    std::fs::write(&file, "ssh_user = \"root\"\nupdate_interval_unstable = \"30s\"\n")?;
+    std::fs::write(&file, "ssh_user = \"root\"\nupdate_interval_stable = \"10m\"\n")?;
     let nothing = kim.home.path().join("nothing.toml");
     std::fs::write(&nothing, "ssh_user = \"root\"\n[[provider]]\nurl = \"https://kim:secret@h\"\n")?;
     let (file, nothing) = (file.to_str().context("text")?, nothing.to_str().context("text")?);
@@ -164,10 +164,9 @@ async fn every_reading_command_says_the_same_whoever_is_asked() -> anyhow::Resul
     assert!(count(kim.json(&["get", "work", "--limit", "700"])?, "work") == 600);
     assert!(count(kim.json(&["get", "sessions", "--limit", "700"])?, "sessions") > 600);
 
+    kim.reach(&[other.local_addr])?;
     stop.cancel();
     other.ended().await;
-    let gone = [other.local_addr];
-    kim.reach(&gone)?;
     let refused = kim.asked(&["hold", &machine, "--reason", "nobody is there"]).await?;
     let said = String::from_utf8(refused.stderr)?;
     assert_eq!(refused.status.code(), Some(1), "{said}");
@@ -225,7 +224,7 @@ async fn plan_is_for_whom_it_concerns_and_what_is_asked_of_it_is_read_as_directl
             400,
             "the configuration file: --heartbeat_interval 0s leaves no time at all",
         ),
-        (json!({ "configuration": " ".repeat(20_000) }), 400, "longer than 16384 bytes"),
+        (json!({ "configuration": "z".repeat(20_000) }), 400, "longer than 16384 bytes"),
     ] {
         let refused = api.call(Some(&theirs.token), "Plan/Get", body).await?;
         assert_eq!(refused.code, code, "{refused:?}");
