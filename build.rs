@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 4] = [
+const CONTRACTS: [&str; 5] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/fleet/v1/access.proto",
     "shepherd/fleet/v1/fleet.proto",
+    "shepherd/fleet/v1/loops.proto",
     "shepherd/fleet/v1/machines.proto",
 ];
 /// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them.

@@ -22,6 +22,7 @@ use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
 use crate::bmdb::newer_fence::newer_fence_of;
+use crate::bmdb::pause::pauses;
 use crate::bmdb::policy::policy_of_version;
 use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
@@ -193,6 +194,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
     let lanes = lanes(tx, machine).await?;
     let host_keys = host_keys(tx, machine).await?;
     let brakes = brakes(tx).await?;
+    let pauses = pauses(tx).await?;
     let open_sessions =
         sqlx::query_file_scalar!("sql/inspect/open_sessions.sql").fetch_one(&mut *tx).await.doing(WHAT)?;
     let newer_fence = newer_fence_of(tx, machine).await?;
@@ -204,6 +206,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
         lanes,
         host_keys,
         brakes,
+        pauses,
         open_sessions,
         newer_fence,
     })

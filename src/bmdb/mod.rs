@@ -56,6 +56,7 @@ pub mod live;
 pub mod look;
 pub mod metrics;
 mod newer_fence;
+pub mod pause;
 pub mod policy;
 pub mod postgres_programs;
 pub mod private_postgres;

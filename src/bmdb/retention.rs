@@ -11,6 +11,7 @@
 //! | `named_lease` | one per provider ever configured, and one per kind of disturbance |
 //! | `provider_state` | one per provider ever configured |
 //! | `brake` | one per kind and provider, while it is on |
+//! | `loop_pause` | one per loop and provider that was ever paused and not resumed |
 //! | `fleet_listening` | one per shard: 16 |
 //! | `policy`, `bmdb_identity`, `sealed_secret`, `migration_lock` | fixed |
 //! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
@@ -52,7 +53,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 31] = [
+pub const TABLES: [&str; 32] = [
     "access_credential",
     "audit",
     "bmdb_identity",
@@ -60,6 +61,7 @@ pub const TABLES: [&str; 31] = [
     "fleet_listening",
     "history",
     "intent",
+    "loop_pause",
     "machine",
     "machine_agent_heartbeat",
     "machine_agent_started",

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::Dialect;
 use crate::cli::examples;
+use crate::cli::loops::Loops;
 use crate::cli::output::Output;
 use crate::cli::tokens::span;
 use crate::model::access::Role;
@@ -153,6 +154,9 @@ pub enum FleetCommand {
     /// Try again at once: forget a machine's failures and that it needs a person
     #[command(after_help = examples::RETRY)]
     Retry(Retry),
+    /// Pause a loop in every shepherd, and let it go on
+    #[command(subcommand)]
+    Loops(Loops),
     /// Allow what was refused for safety
     #[command(subcommand)]
     Allow(Allow),
@@ -263,6 +267,9 @@ pub enum Get {
     /// Providers with what they answered last, and the brakes that are on
     #[command(visible_alias = "provider", after_help = examples::GET_PROVIDERS)]
     Providers,
+    /// The loops, and who paused which
+    #[command(visible_alias = "loop", after_help = examples::GET_LOOPS)]
+    Loops,
 }
 
 /// What can be shown in full.

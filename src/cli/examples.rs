@@ -21,6 +21,11 @@ pub const GET_PROVIDERS: &str = "\
 Example:
   shepherdctl get providers -o yaml";
 
+/// `get loops`.
+pub const GET_LOOPS: &str = "\
+Example:
+  shepherdctl get loops";
+
 /// `why`.
 pub const WHY: &str = "\
 Examples:
@@ -48,6 +53,21 @@ Examples:
 pub const RETRY: &str = "\
 Example:
   shepherdctl retry sim-0007 --reason 'plugged in again'";
+
+/// `loops pause`.
+pub const LOOPS_PAUSE: &str = "\
+Examples:
+  shepherdctl loops pause recoverer --provider rack-a --reason 'its switch is changed' --until 2h
+  shepherdctl loops pause provisioner --reason 'no more machines before the audit'
+
+A paused loop claims no machine, and a paused provisioner makes no pass. Every shepherd heeds it within
+seconds, and after a restart as well. `why` of a machine that waits for it says so.";
+
+/// `loops resume`.
+pub const LOOPS_RESUME: &str = "\
+Examples:
+  shepherdctl loops resume recoverer --provider rack-a --reason 'the switch is in'
+  shepherdctl get loops                         which are paused, by whom and why";
 
 /// `allow host-key`.
 pub const ALLOW_HOST_KEY: &str = "\

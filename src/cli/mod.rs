@@ -17,6 +17,7 @@ pub mod examples;
 pub mod get;
 pub mod hardware;
 pub mod issues;
+pub mod loops;
 pub mod machine;
 pub mod operate;
 pub mod output;

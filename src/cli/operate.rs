@@ -79,7 +79,7 @@ pub(crate) fn direct(rpc: &str, target: String, reason: Option<&str>) -> Order {
 }
 
 /// The API wants a reason; where none was typed, the audit says so.
-fn reason_or_none(reason: Option<&str>) -> &str {
+pub(crate) fn reason_or_none(reason: Option<&str>) -> &str {
     reason.filter(|reason| !reason.trim().is_empty()).unwrap_or("(no reason was given)")
 }
 
@@ -89,15 +89,20 @@ fn carried(said: v1::OrderResponse, format: Format) -> Result<String, CliError> 
     told(remote_read::name(said.name)?, done, format)
 }
 
+/// What `--until` says.
+pub(crate) fn until_of(text: &str) -> Result<Until, CliError> {
+    read_until(text).ok_or_else(|| {
+        CliError::Wrong(format!(
+            "--until {text:?} is neither a duration (2h, 30m, 1d) nor a moment (2026-11-20T18:00:00Z)"
+        ))
+    })
+}
+
 /// `hold M`.
 pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) -> Result<String, CliError> {
     let until = match arguments.until.as_deref() {
         None => None,
-        Some(text) => Some(read_until(text).ok_or_else(|| {
-            CliError::Wrong(format!(
-                "--until {text:?} is neither a duration (2h, 30m, 1d) nor a moment (2026-11-20T18:00:00Z)"
-            ))
-        })?),
+        Some(text) => Some(until_of(text)?),
     };
     let scope = HoldScope::ALL.into_iter().find(|scope| scope.as_str() == arguments.scope);
     let scope = scope.unwrap_or(HoldScope::Everything);

@@ -60,7 +60,9 @@ pub async fn plan(bmdb: &Bmdb, asked: &command::Plan, format: Format) -> Result<
     }
     match format {
         Format::Json => json(&PlanAnswer { plan: whole, assumptions: ASSUMPTIONS }),
-        Format::Table if whole.rows.is_empty() => Ok(nothing(&fleet, machine.as_ref(), asked)),
+        Format::Table if whole.rows.is_empty() => {
+            Ok(nothing(&fleet, machine.as_ref(), asked) + &pauses(&whole))
+        }
         Format::Table => Ok(render(&whole, asked)),
     }
 }
@@ -84,8 +86,19 @@ fn render(plan: &Plan, asked: &command::Plan) -> String {
     if plan.cut {
         let _ = writeln!(text, "\nthere is so much to do that this ends at {}", absolute(plan.until));
     }
+    text.push_str(&pauses(plan));
     text.push('\n');
     text.push_str(&assumed());
+    text
+}
+
+/// What is left out because loops are paused.
+fn pauses(plan: &Plan) -> String {
+    let mut text = String::new();
+    for pause in &plan.paused {
+        let sentence = format!("{}; what it would begin is left out", pause.sentence(plan.at));
+        let _ = write!(text, "\n{}\n", wrapped(&sentence, width()).join("\n"));
+    }
     text
 }
 

@@ -12,11 +12,13 @@ use crate::bmdb::url::password_warning;
 use crate::cli::command::{Allow, Cli, Command, Declare, Describe, FleetCommand, Get, Tokens};
 use crate::cli::contexts::Contexts;
 use crate::cli::error::CliError;
+use crate::cli::loops::Loops;
 use crate::cli::output::{Format, Output, say};
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    contexts, describe, get, issues, operate, output, plan, restored, shell, timeline, tokens, why, yaml,
+    contexts, describe, get, issues, loops, operate, output, plan, restored, shell, timeline, tokens, why,
+    yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -76,6 +78,9 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
         FleetCommand::Get(Get::Sessions(limited)) => get::sessions(source, limited.limit, format).await,
         FleetCommand::Get(Get::Work(limited)) => get::work(source, limited.limit, format).await,
         FleetCommand::Get(Get::Providers) => get::providers(source, format).await,
+        FleetCommand::Get(Get::Loops) => loops::list(source, format).await,
+        FleetCommand::Loops(Loops::Pause(asked)) => loops::pause(source, asked, format).await,
+        FleetCommand::Loops(Loops::Resume(asked)) => loops::resume(source, asked, format).await,
         FleetCommand::Describe(Describe::Machine(of)) => {
             describe::machine(source.direct("`describe`")?, &of.machine, format).await
         }

@@ -35,8 +35,10 @@ use tracing::Instrument;
 
 use crate::bmdb::change::FactChange;
 use crate::bmdb::claim::{Claimed, Claimer, Next};
+use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
+use crate::bmdb::pause::{BELIEVED, Pauses};
 use crate::bmdb::session::{Session, Sessions};
 use crate::bmdb::wakeup::WakeUps;
 use crate::bmdb::work::Work;
@@ -45,6 +47,7 @@ use crate::manager::limiter::Limiter;
 use crate::manager::metrics::{LoopMetrics, WorkResult};
 use crate::model::backoff::Backoff;
 use crate::model::breaker::Open;
+use crate::model::pause::Loop;
 use crate::model::process::Process;
 use crate::model::schedule::next_due;
 use crate::model::time::{Timestamp, after};
@@ -181,10 +184,10 @@ pub async fn run<L: ControlLoop>(control_loop: Arc<L>, settings: LoopSettings, c
         tasks.spawn(worker);
     }
     drop(idle);
-    let claimer = Claimer::new(context.sessions.clone(), control_loop.process(), control_loop.providers());
+    let sourcing = Sourcing::new(&*control_loop, settings.limiter, &context);
     // Ends by itself when drained, and is never dropped: a claim on its way would still commit, and
     // its work stay under a session that its worker could then not close.
-    claim_for(claimer, slots, settings.limiter, context, control_loop.process()).await;
+    claim_for(sourcing, slots, context).await;
     sourced_out.cancel();
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended {
@@ -225,13 +228,8 @@ impl Pace {
     }
 }
 
-async fn claim_for(
-    mut claimer: Claimer,
-    mut slots: mpsc::UnboundedReceiver<Slot>,
-    limiter: Limiter,
-    context: LoopContext,
-    process: Process,
-) {
+async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Slot>, context: LoopContext) {
+    let process = sourcing.process;
     let mut idle: Vec<Slot> = Vec::new();
     let notified = context.sessions.bmdb().dialect().notify;
     let mut pace = Pace { poll: POLL.0, notified };
@@ -254,7 +252,7 @@ async fn claim_for(
         if context.drain.is_cancelled() {
             return;
         }
-        match source(&mut claimer, &idle, &limiter, eager, process).await {
+        match sourcing.source(&idle, eager).await {
             Ok(Sourced::Work(work)) => {
                 context.metrics.claimed(work.len());
                 hand_out(work, &mut idle);
@@ -296,35 +294,82 @@ enum Sourced {
     Nothing(Next),
 }
 
-async fn source(
-    claimer: &mut Claimer,
-    idle: &[Slot],
-    limiter: &Limiter,
-    eager: bool,
+/// Where a loop's work comes from.
+struct Sourcing {
+    claimer: Claimer,
+    limiter: Limiter,
     process: Process,
-) -> Result<Sourced, BmdbError> {
-    if !eager {
-        limiter.ready().await;
-        match claimer.probe().await? {
-            Next::Due => {}
-            next => return Ok(Sourced::Nothing(next)),
+    /// Everybody's whose machines the loop can handle.
+    providers: Vec<String>,
+    bmdb: Bmdb,
+    pauses: Pauses,
+    /// How many of the providers were left when it was last looked.
+    left: usize,
+}
+
+impl Sourcing {
+    fn new<L: ControlLoop>(control_loop: &L, limiter: Limiter, context: &LoopContext) -> Self {
+        let (process, providers) = (control_loop.process(), control_loop.providers());
+        Self {
+            claimer: Claimer::new(context.sessions.clone(), process, providers.clone()),
+            limiter,
+            process,
+            left: providers.len(),
+            providers,
+            bmdb: context.sessions.bmdb().clone(),
+            pauses: Pauses::default(),
         }
     }
-    if process == Process::Recovery {
-        limiter.ready().await;
-        claimer.rearm_timers().await?;
-    }
-    let sessions: Vec<Session> = idle.iter().map(|slot| slot.session.clone()).collect();
-    limiter.ready().await;
-    match claimer.claim(&sessions).await? {
-        Claimed::Work(work) => Ok(Sourced::Work(work)),
-        Claimed::Contended => Ok(Sourced::Contended),
-        // What is announced meanwhile is claimed at once.
-        Claimed::NotSeen(wait) => Ok(Sourced::Nothing(Next::In(wait))),
-        Claimed::Empty => {
-            limiter.ready().await;
-            Ok(Sourced::Nothing(claimer.probe().await?))
+
+    /// Looks for work for these idle workers; `eager` when something was just announced or claimed.
+    async fn source(&mut self, idle: &[Slot], eager: bool) -> Result<Sourced, BmdbError> {
+        if !self.may_begin().await? {
+            // Silence is noticed all the same, so that phases are told as they are.
+            if self.process == Process::Recovery {
+                self.limiter.ready().await;
+                self.claimer.rearm_timers().await?;
+            }
+            return Ok(Sourced::Nothing(Next::In(BELIEVED)));
         }
+        if !eager {
+            self.limiter.ready().await;
+            match self.claimer.probe().await? {
+                Next::Due => {}
+                next => return Ok(Sourced::Nothing(next)),
+            }
+        }
+        if self.process == Process::Recovery {
+            self.limiter.ready().await;
+            self.claimer.rearm_timers().await?;
+        }
+        let sessions: Vec<Session> = idle.iter().map(|slot| slot.session.clone()).collect();
+        self.limiter.ready().await;
+        match self.claimer.claim(&sessions).await? {
+            Claimed::Work(work) => Ok(Sourced::Work(work)),
+            Claimed::Contended => Ok(Sourced::Contended),
+            // What is announced meanwhile is claimed at once.
+            Claimed::NotSeen(wait) => Ok(Sourced::Nothing(Next::In(wait))),
+            Claimed::Empty => {
+                self.limiter.ready().await;
+                Ok(Sourced::Nothing(self.claimer.probe().await?))
+            }
+        }
+    }
+
+    /// Leaves out the providers whose machines are paused for this loop; says whether any is left. A loop
+    /// without providers has nothing that could be paused.
+    async fn may_begin(&mut self) -> Result<bool, BmdbError> {
+        if !self.pauses.are_known() {
+            self.limiter.ready().await;
+            let left = self.pauses.left(&self.bmdb, Loop::of(self.process), &self.providers).await?;
+            if left.len() != self.left {
+                let (of, left) = (Loop::of(self.process), left.len());
+                tracing::info!(loop_name = %of, left, providers = self.providers.len(), "pauses changed");
+            }
+            self.left = left.len();
+            self.claimer.only(left);
+        }
+        Ok(self.left > 0 || self.providers.is_empty())
     }
 }
 

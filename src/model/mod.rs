@@ -21,6 +21,7 @@ pub mod layout;
 pub mod machine_view;
 pub mod needs_human;
 pub mod newer_fence;
+pub mod pause;
 pub mod phase;
 pub mod plan;
 pub mod policy;

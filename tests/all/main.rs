@@ -32,6 +32,7 @@ mod hanging_provider;
 mod harness;
 mod heartbeats;
 mod issues;
+mod loops;
 mod newer_fence;
 mod private_postgres;
 mod providers;

@@ -31,6 +31,7 @@ pub mod door;
 pub mod farewell;
 pub mod fleet;
 pub mod listener;
+pub mod loops;
 pub mod machines;
 pub mod openapi;
 pub mod orders;

@@ -37,6 +37,7 @@ use crate::proto::fleet::DESCRIPTORS;
 use crate::proto::fleet::v1::audit_server::AuditServer;
 use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
 use crate::proto::fleet::v1::credentials_server::CredentialsServer;
+use crate::proto::fleet::v1::loops_server::LoopsServer;
 use crate::proto::fleet::v1::machines_server::MachinesServer;
 use crate::proto::fleet::v1::policy_server::PolicyServer;
 use crate::proto::fleet::v1::providers_server::ProvidersServer;
@@ -49,6 +50,7 @@ use crate::server::api::credentials::CredentialsService;
 use crate::server::api::door::{ApiRates, Door, guard};
 use crate::server::api::fleet::FleetService;
 use crate::server::api::listener::{ApiStream, accept};
+use crate::server::api::loops::LoopsService;
 use crate::server::api::machines::MachinesService;
 use crate::server::api::openapi;
 use crate::server::api::site::Site;
@@ -217,6 +219,9 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         .add_service(
             CredentialsServer::new(CredentialsService { site: site.clone() })
                 .max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            LoopsServer::new(LoopsService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(AuditServer::new(AuditService { site }).max_decoding_message_size(REQUEST_LIMIT))
         .prepare()

@@ -184,6 +184,9 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     let again = kim.direct(&["tokens", "bootstrap", "--save_context", "home"]);
     assert!(again.is_err(), "a token is never written over");
 
+    let paused = kim.ask(&["loops", "pause", "updater", "--reason", "a new list", "--until", "2h"])?;
+    assert!(paused.starts_with("the updater is paused until "), "{paused}");
+    assert!(kim.ask(&["get", "loops"])?.contains("a new list"));
     let held = kim.json(&["hold", &machine, "--reason", "a new disk", "--until", "2h"])?;
     assert_eq!(held["changed"], true);
     for arguments in [
@@ -191,6 +194,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
         &["get", "machines", "--phase", "New", "-o", "json"],
         &["get", "providers", "-o", "json"],
         &["get", "work"],
+        &["get", "loops", "-o", "json"],
         &["timeline", &machine, "-o", "json"],
         &["timeline", &machine],
         &["tokens", "get", "-o", "json"],
@@ -209,6 +213,9 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     }
     assert_eq!(through, straight);
     assert!(kim.ask(&["release", &machine])?.contains("is released"));
+    assert!(
+        kim.ask(&["loops", "resume", "updater"])?.starts_with("the updater is resumed (was paused by kim@")
+    );
     assert!(kim.ask(&["retry", &machine])?.contains("has no failures to forget"));
     let unknown = kim.command(&["why", "no-such"]).output()?;
     assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
@@ -226,7 +233,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     );
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
-    assert_eq!(orders, 5, "hold, release, retry, create, revoke");
+    assert_eq!(orders, 7, "pause, resume, hold, release, retry, create, revoke");
     api.stop().await
 }
 

@@ -118,6 +118,8 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Machines/Hold" | "Machines/Release" | "Machines/Retry" => json!({ "machine": machine }),
         "Machines/AllowHostKey" => json!({ "machine": machine, "fingerprint": key(2).fingerprint() }),
         "Credentials/Create" => json!({ "name": "kim", "role": "viewer" }),
+        "Loops/Pause" => json!({ "name": "updater", "provider": "rack", "after": "2h" }),
+        "Loops/Resume" => json!({ "name": "updater" }),
         "Credentials/Revoke" => json!({ "credential": credential }),
         other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
     };
@@ -155,7 +157,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> anyhow::Result<()> 
             tried += 1;
         }
     }
-    assert!(tried >= 6, "only {tried} calls take an order");
+    assert!(tried >= 8, "only {tried} calls take an order");
     api.stop().await
 }
 
