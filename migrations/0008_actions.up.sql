@@ -1,4 +1,4 @@
--- What operators order beyond one machine's hold: loops that are paused.
+-- What operators order beyond one machine: loops that are paused, labels, and orders about many.
 
 -- Loops that people paused: of one provider, or `*` for all. A pause whose time is over counts no more, and is
 -- replaced by the next one.
@@ -11,3 +11,12 @@ CREATE TABLE loop_pause (
     until     TIMESTAMPTZ,
     PRIMARY KEY (loop_name, provider)
 );
+
+-- What people say of a machine, key by key. A fact like the others, and shown with them.
+CREATE TABLE machine_labels (
+    machine_id UUID PRIMARY KEY REFERENCES machine (machine_id),
+    labels     JSONB NOT NULL
+);
+
+-- Whoever orders something about many machines counts under this lock what was ordered within the hour.
+INSERT INTO named_lease (kind, name, fence) VALUES ('budget', 'orders', 0);

@@ -26,6 +26,7 @@ use crate::bmdb::pause::pauses;
 use crate::bmdb::policy::policy_of_version;
 use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
+use crate::model::label::Labels;
 use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName, MachineView};
 use crate::model::time::Timestamp;
 
@@ -56,6 +57,8 @@ pub struct MachineLine {
     pub ready_at: Option<Timestamp>,
     /// Why that and not earlier.
     pub reason: String,
+    /// What people say of it.
+    pub labels: Labels,
 }
 
 /// A line of history.

@@ -35,6 +35,7 @@ pub mod change;
 pub mod claim;
 pub mod connection;
 pub mod credential;
+pub mod each;
 mod ending;
 pub mod error;
 pub mod evidence;
@@ -69,6 +70,7 @@ pub mod retention;
 pub mod schedule;
 #[cfg(feature = "shepherd")]
 pub mod secret;
+pub mod selection;
 pub mod session;
 pub mod setup;
 pub mod silence;

@@ -53,7 +53,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 32] = [
+pub const TABLES: [&str; 33] = [
     "access_credential",
     "audit",
     "bmdb_identity",
@@ -68,6 +68,7 @@ pub const TABLES: [&str; 32] = [
     "machine_due",
     "machine_hardware_report",
     "machine_hold",
+    "machine_labels",
     "machine_needs_human",
     "machine_os_installation_report",
     "machine_os_installation_request",

@@ -19,6 +19,7 @@ pub mod hardware;
 pub mod issues;
 pub mod loops;
 pub mod machine;
+pub mod many;
 pub mod operate;
 pub mod output;
 pub mod plan;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::bmdb::action::{self, Done, Until, by, read_until};
 use crate::bmdb::audit::{Actor, Order, request_digest};
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::each::Each;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::find::id_of;
@@ -18,6 +19,7 @@ use crate::cli::command::{AllowHostKey, Hold as HoldArguments, Release, Retry};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::find;
+use crate::cli::many::many;
 use crate::cli::output::Format;
 use crate::cli::remote_read;
 use crate::cli::source::Source;
@@ -34,7 +36,7 @@ struct DoneAnswer {
     done: Done,
 }
 
-fn told(name: MachineName, done: Done, format: Format) -> Result<String, CliError> {
+pub(crate) fn told(name: MachineName, done: Done, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => json(&DoneAnswer { name, done }),
         Format::Table => Ok(format!("{} {}\n", name.short(), done.said)),
@@ -84,7 +86,7 @@ pub(crate) fn reason_or_none(reason: Option<&str>) -> &str {
 }
 
 /// Tells what became of an order through the API.
-fn carried(said: v1::OrderResponse, format: Format) -> Result<String, CliError> {
+pub(crate) fn carried(said: v1::OrderResponse, format: Format) -> Result<String, CliError> {
     let done = Done { changed: said.changed, said: said.said };
     told(remote_read::name(said.name)?, done, format)
 }
@@ -109,6 +111,10 @@ pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) ->
     if arguments.reason.trim().is_empty() {
         return Err(CliError::Wrong("--reason is empty; whoever asks `why` later will want to know".into()));
     }
+    let Some(machine) = arguments.machine.as_deref() else {
+        let each = Each::Hold { scope, until };
+        return many(source, &arguments.selection, each, Some(&arguments.reason), format).await;
+    };
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
@@ -121,7 +127,7 @@ pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) ->
             });
             let give = async |service, order| {
                 let request = v1::HoldRequest {
-                    machine: arguments.machine.clone(),
+                    machine: machine.to_owned(),
                     order: Some(order),
                     scope: scope.as_str().to_owned(),
                     until: until.clone(),
@@ -132,7 +138,7 @@ pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) ->
         }
     };
     let (reason, who) = (arguments.reason.clone(), who());
-    let name = find(bmdb, &arguments.machine).await?;
+    let name = find(bmdb, machine).await?;
     order(bmdb, name, "Hold", Some(&arguments.reason), format, move |snapshot| {
         action::hold(snapshot, scope, &reason, &who, until)
     })
@@ -141,12 +147,23 @@ pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) ->
 
 /// `release M`.
 pub async fn release(source: &Source, arguments: &Release, format: Format) -> Result<String, CliError> {
+    let Some(machine) = arguments.machine.as_deref() else {
+        let reason = arguments.reason.as_deref();
+        return many(
+            source,
+            &arguments.selection,
+            Each::Release { quarantine: arguments.quarantine },
+            reason,
+            format,
+        )
+        .await;
+    };
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::ReleaseRequest {
-                    machine: arguments.machine.clone(),
+                    machine: machine.to_owned(),
                     order: Some(order),
                     quarantine: arguments.quarantine,
                 };
@@ -157,7 +174,7 @@ pub async fn release(source: &Source, arguments: &Release, format: Format) -> Re
         }
     };
     let (quarantine, by) = (arguments.quarantine, by(&who(), arguments.reason.as_deref()));
-    let name = find(bmdb, &arguments.machine).await?;
+    let name = find(bmdb, machine).await?;
     order(bmdb, name, "Release", arguments.reason.as_deref(), format, move |snapshot| {
         action::release(&snapshot.facts, quarantine, &by)
     })
@@ -166,11 +183,15 @@ pub async fn release(source: &Source, arguments: &Release, format: Format) -> Re
 
 /// `retry M`.
 pub async fn retry(source: &Source, arguments: &Retry, format: Format) -> Result<String, CliError> {
+    let Some(machine) = arguments.machine.as_deref() else {
+        let reason = arguments.reason.as_deref();
+        return many(source, &arguments.selection, Each::Retry, reason, format).await;
+    };
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
             let give = async |service, order| {
-                let request = v1::RetryRequest { machine: arguments.machine.clone(), order: Some(order) };
+                let request = v1::RetryRequest { machine: machine.to_owned(), order: Some(order) };
                 MachinesClient::new(service).retry(request).await
             };
             let reason = reason_or_none(arguments.reason.as_deref());
@@ -178,7 +199,7 @@ pub async fn retry(source: &Source, arguments: &Retry, format: Format) -> Result
         }
     };
     let by = by(&who(), arguments.reason.as_deref());
-    let name = find(bmdb, &arguments.machine).await?;
+    let name = find(bmdb, machine).await?;
     order(bmdb, name, "Retry", arguments.reason.as_deref(), format, move |snapshot| {
         action::retry(&snapshot.facts, &by)
     })

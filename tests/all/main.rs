@@ -33,6 +33,7 @@ mod harness;
 mod heartbeats;
 mod issues;
 mod loops;
+mod many;
 mod newer_fence;
 mod private_postgres;
 mod providers;

@@ -54,6 +54,10 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Machines/Hold", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/Release", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/Retry", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/Quarantine", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/Label", Role::Operator, About::Machines),
+    // Beyond the limits of the policy an admin's alone, which the call sees to.
+    rule("shepherd.fleet.v1.Orders/Give", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/AllowHostKey", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Sessions/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Work/List", Role::Viewer, About::Fleet),

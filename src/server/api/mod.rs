@@ -33,6 +33,7 @@ pub mod fleet;
 pub mod listener;
 pub mod loops;
 pub mod machines;
+pub mod many;
 pub mod openapi;
 pub mod orders;
 pub mod pages;

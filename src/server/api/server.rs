@@ -39,6 +39,7 @@ use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
 use crate::proto::fleet::v1::credentials_server::CredentialsServer;
 use crate::proto::fleet::v1::loops_server::LoopsServer;
 use crate::proto::fleet::v1::machines_server::MachinesServer;
+use crate::proto::fleet::v1::orders_server::OrdersServer;
 use crate::proto::fleet::v1::policy_server::PolicyServer;
 use crate::proto::fleet::v1::providers_server::ProvidersServer;
 use crate::proto::fleet::v1::schedule_server::ScheduleServer;
@@ -52,6 +53,7 @@ use crate::server::api::fleet::FleetService;
 use crate::server::api::listener::{ApiStream, accept};
 use crate::server::api::loops::LoopsService;
 use crate::server::api::machines::MachinesService;
+use crate::server::api::many::OrdersService;
 use crate::server::api::openapi;
 use crate::server::api::site::Site;
 use crate::server::api::transcode::{self, REQUEST_LIMIT, Transcoder};
@@ -222,6 +224,9 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         )
         .add_service(
             LoopsServer::new(LoopsService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            OrdersServer::new(OrdersService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(AuditServer::new(AuditService { site }).max_decoding_message_size(REQUEST_LIMIT))
         .prepare()
