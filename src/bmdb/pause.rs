@@ -2,10 +2,10 @@
 //!
 //! # How a pause is honoured
 //!
-//! A claim is as cheap as it was: nothing joins with pauses. Each loop of each shepherd knows which pauses hold,
-//! as of [`BELIEVED`] ago at the most ([`Pauses`]), and leaves the providers out whose machines it may not begin
-//! anything on. So a pause is honoured within seconds and not at once, and a claim that was on its way brings
-//! its machine. A loop that cannot find out which pauses hold begins nothing.
+//! A claim is as cheap as it was: nothing joins with pauses. Each loop of each shepherd knows which pauses
+//! hold, as of [`BELIEVED`] ago at the most ([`Pauses`]), and leaves the providers out whose machines it may
+//! not begin anything on. So a pause is honoured within seconds and not at once, and a claim that was on its
+//! way brings its machine. A loop that cannot find out which pauses hold begins nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -230,7 +230,8 @@ fn paused_sentence(pause: &Pause, replaces: bool, stranger: bool, now: Timestamp
     let stranger =
         if stranger { "; no provider of that name is known here yet: see that it is spelt so" } else { "" };
     format!(
-        "is paused {ends}{replaced}; every shepherd heeds that within seconds, and what is under way goes on{stranger}"
+        "is paused {ends}{replaced}; every shepherd heeds that within seconds, and what is under way goes \
+         on{stranger}"
     )
 }
 

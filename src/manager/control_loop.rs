@@ -34,20 +34,18 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::bmdb::change::FactChange;
-use crate::bmdb::claim::{Claimed, Claimer, Next};
-use crate::bmdb::connection::Bmdb;
+use crate::bmdb::claim::Next;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
-use crate::bmdb::pause::{BELIEVED, Pauses};
 use crate::bmdb::session::{Session, Sessions};
 use crate::bmdb::wakeup::WakeUps;
 use crate::bmdb::work::Work;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
 use crate::manager::metrics::{LoopMetrics, WorkResult};
+use crate::manager::sourcing::{Sourced, Sourcing};
 use crate::model::backoff::Backoff;
 use crate::model::breaker::Open;
-use crate::model::pause::Loop;
 use crate::model::process::Process;
 use crate::model::schedule::next_due;
 use crate::model::time::{Timestamp, after};
@@ -184,7 +182,8 @@ pub async fn run<L: ControlLoop>(control_loop: Arc<L>, settings: LoopSettings, c
         tasks.spawn(worker);
     }
     drop(idle);
-    let sourcing = Sourcing::new(&*control_loop, settings.limiter, &context);
+    let (process, providers) = (control_loop.process(), control_loop.providers());
+    let sourcing = Sourcing::new(&context.sessions, process, providers, settings.limiter);
     // Ends by itself when drained, and is never dropped: a claim on its way would still commit, and
     // its work stay under a session that its worker could then not close.
     claim_for(sourcing, slots, context).await;
@@ -252,7 +251,8 @@ async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Sl
         if context.drain.is_cancelled() {
             return;
         }
-        match sourcing.source(&idle, eager).await {
+        let sessions: Vec<Session> = idle.iter().map(|slot| slot.session.clone()).collect();
+        match sourcing.source(&sessions, eager).await {
             Ok(Sourced::Work(work)) => {
                 context.metrics.claimed(work.len());
                 hand_out(work, &mut idle);
@@ -285,91 +285,6 @@ async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Sl
                 }
             }
         }
-    }
-}
-
-enum Sourced {
-    Work(Vec<Work>),
-    Contended,
-    Nothing(Next),
-}
-
-/// Where a loop's work comes from.
-struct Sourcing {
-    claimer: Claimer,
-    limiter: Limiter,
-    process: Process,
-    /// Everybody's whose machines the loop can handle.
-    providers: Vec<String>,
-    bmdb: Bmdb,
-    pauses: Pauses,
-    /// How many of the providers were left when it was last looked.
-    left: usize,
-}
-
-impl Sourcing {
-    fn new<L: ControlLoop>(control_loop: &L, limiter: Limiter, context: &LoopContext) -> Self {
-        let (process, providers) = (control_loop.process(), control_loop.providers());
-        Self {
-            claimer: Claimer::new(context.sessions.clone(), process, providers.clone()),
-            limiter,
-            process,
-            left: providers.len(),
-            providers,
-            bmdb: context.sessions.bmdb().clone(),
-            pauses: Pauses::default(),
-        }
-    }
-
-    /// Looks for work for these idle workers; `eager` when something was just announced or claimed.
-    async fn source(&mut self, idle: &[Slot], eager: bool) -> Result<Sourced, BmdbError> {
-        if !self.may_begin().await? {
-            // Silence is noticed all the same, so that phases are told as they are.
-            if self.process == Process::Recovery {
-                self.limiter.ready().await;
-                self.claimer.rearm_timers().await?;
-            }
-            return Ok(Sourced::Nothing(Next::In(BELIEVED)));
-        }
-        if !eager {
-            self.limiter.ready().await;
-            match self.claimer.probe().await? {
-                Next::Due => {}
-                next => return Ok(Sourced::Nothing(next)),
-            }
-        }
-        if self.process == Process::Recovery {
-            self.limiter.ready().await;
-            self.claimer.rearm_timers().await?;
-        }
-        let sessions: Vec<Session> = idle.iter().map(|slot| slot.session.clone()).collect();
-        self.limiter.ready().await;
-        match self.claimer.claim(&sessions).await? {
-            Claimed::Work(work) => Ok(Sourced::Work(work)),
-            Claimed::Contended => Ok(Sourced::Contended),
-            // What is announced meanwhile is claimed at once.
-            Claimed::NotSeen(wait) => Ok(Sourced::Nothing(Next::In(wait))),
-            Claimed::Empty => {
-                self.limiter.ready().await;
-                Ok(Sourced::Nothing(self.claimer.probe().await?))
-            }
-        }
-    }
-
-    /// Leaves out the providers whose machines are paused for this loop; says whether any is left. A loop
-    /// without providers has nothing that could be paused.
-    async fn may_begin(&mut self) -> Result<bool, BmdbError> {
-        if !self.pauses.are_known() {
-            self.limiter.ready().await;
-            let left = self.pauses.left(&self.bmdb, Loop::of(self.process), &self.providers).await?;
-            if left.len() != self.left {
-                let (of, left) = (Loop::of(self.process), left.len());
-                tracing::info!(loop_name = %of, left, providers = self.providers.len(), "pauses changed");
-            }
-            self.left = left.len();
-            self.claimer.only(left);
-        }
-        Ok(self.left > 0 || self.providers.is_empty())
     }
 }
 
