@@ -169,6 +169,12 @@ impl Claimer {
         &self.sessions.inner.bmdb
     }
 
+    /// Claims on machines of these providers from now on. What is known of the others is kept for when they
+    /// come back.
+    pub fn only(&mut self, providers: Vec<String>) {
+        self.providers = providers;
+    }
+
     /// Asks whether anything is due that could be claimed. One index probe, whatever the size of the
     /// fleet; a second statement only when what is due first is not for this process.
     pub async fn probe(&self) -> Result<Next, BmdbError> {

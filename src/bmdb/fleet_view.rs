@@ -44,7 +44,8 @@ impl Bmdb {
         }
         let disturbed = self.disturbances_within(policy.longest_window()).await?;
         let at = self.database_clock().await?;
-        Ok(FleetView { at, policy, machines, disturbed })
+        let pauses = self.pauses().await?;
+        Ok(FleetView { at, policy, machines, disturbed, pauses })
     }
 
     /// Disturbances begun within `window`, oldest first.

@@ -24,9 +24,11 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
 use crate::bmdb::look::Looks;
 use crate::bmdb::newer_fence::newer_fence_of;
+use crate::bmdb::pause::pauses;
 use crate::bmdb::policy::policy_of_version;
 use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
+use crate::model::label::Labels;
 use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName, MachineView};
 use crate::model::time::Timestamp;
 
@@ -57,6 +59,8 @@ pub struct MachineLine {
     pub ready_at: Option<Timestamp>,
     /// Why that and not earlier.
     pub reason: String,
+    /// What people say of it.
+    pub labels: Labels,
 }
 
 /// A line of history.
@@ -243,6 +247,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
     let lanes = lanes(tx, machine).await?;
     let host_keys = host_keys(tx, machine).await?;
     let brakes = brakes(tx).await?;
+    let pauses = pauses(tx).await?;
     let open_sessions =
         sqlx::query_file_scalar!("sql/inspect/open_sessions.sql").fetch_one(&mut *tx).await.doing(WHAT)?;
     let newer_fence = newer_fence_of(tx, machine).await?;
@@ -254,6 +259,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
         lanes,
         host_keys,
         brakes,
+        pauses,
         open_sessions,
         newer_fence,
     })

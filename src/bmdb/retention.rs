@@ -11,6 +11,7 @@
 //! | `named_lease` | one per provider ever configured, and one per kind of disturbance |
 //! | `provider_state` | one per provider ever configured |
 //! | `brake` | one per kind and provider, while it is on |
+//! | `loop_pause` | one per loop and provider that was ever paused and not resumed |
 //! | `fleet_listening` | one per shard: 16 |
 //! | `policy`, `bmdb_identity`, `sealed_secret`, `migration_lock` | fixed |
 //! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
@@ -54,7 +55,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 32] = [
+pub const TABLES: [&str; 34] = [
     "access_credential",
     "audit",
     "bmdb_identity",
@@ -63,12 +64,14 @@ pub const TABLES: [&str; 32] = [
     "fleet_sample",
     "history",
     "intent",
+    "loop_pause",
     "machine",
     "machine_agent_heartbeat",
     "machine_agent_started",
     "machine_due",
     "machine_hardware_report",
     "machine_hold",
+    "machine_labels",
     "machine_needs_human",
     "machine_os_installation_report",
     "machine_os_installation_request",

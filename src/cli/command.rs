@@ -7,6 +7,8 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::Dialect;
 use crate::cli::examples;
+use crate::cli::loops::Loops;
+use crate::cli::many::{Label, Quarantine, Selection, Unlabel};
 use crate::cli::output::Output;
 use crate::cli::policy::PolicyCommand;
 use crate::cli::tokens::span;
@@ -169,6 +171,18 @@ A shepherd tells it. When that one stops or dies, the watch goes on at the next 
     /// Try again at once: forget a machine's failures and that it needs a person
     #[command(after_help = examples::RETRY)]
     Retry(Retry),
+    /// Leave a machine alone until its quarantine is released
+    #[command(after_help = examples::QUARANTINE)]
+    Quarantine(Quarantine),
+    /// Say something of a machine, as KEY=VALUE, for lists and filters
+    #[command(after_help = examples::LABEL)]
+    Label(Label),
+    /// Take labels away from a machine
+    #[command(after_help = examples::UNLABEL)]
+    Unlabel(Unlabel),
+    /// Pause a loop in every shepherd, and let it go on
+    #[command(subcommand)]
+    Loops(Loops),
     /// Allow what was refused for safety
     #[command(subcommand)]
     Allow(Allow),
@@ -279,6 +293,9 @@ pub enum Get {
     /// Providers with what they answered last, and the brakes that are on
     #[command(visible_alias = "provider", after_help = examples::GET_PROVIDERS)]
     Providers,
+    /// The loops, and who paused which
+    #[command(visible_alias = "loop", after_help = examples::GET_LOOPS)]
+    Loops,
 }
 
 /// What can be shown in full.
@@ -319,6 +336,15 @@ pub struct Machines {
     /// Only machines of this provider; may be given several times
     #[arg(long, value_name = "NAME")]
     pub provider: Vec<String>,
+    /// Only machines whose location begins so; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub location: Vec<String>,
+    /// Only machines that have this fact, as hold or quarantine; all that are given must be
+    #[arg(long, value_name = "FACT")]
+    pub tag: Vec<String>,
+    /// Only machines with this label, KEY=VALUE or KEY; all that are given must be
+    #[arg(long, value_name = "LABEL")]
+    pub label: Vec<String>,
     /// Most machines to list
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
@@ -374,8 +400,8 @@ pub struct Plan {
 #[derive(Debug, Args)]
 pub struct Hold {
     /// The machine
-    #[arg(value_name = "M")]
-    pub machine: String,
+    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    pub machine: Option<String>,
     /// Why, for whoever asks `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -390,31 +416,40 @@ pub struct Hold {
     /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
 }
 
 /// The end of a stop.
 #[derive(Debug, Args)]
 pub struct Release {
     /// The machine
-    #[arg(value_name = "M")]
-    pub machine: String,
+    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    pub machine: Option<String>,
     /// End its quarantine instead; it comes back if provider and BMDB still disagree
     #[arg(long)]
     pub quarantine: bool,
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
 }
 
 /// Another try.
 #[derive(Debug, Args)]
 pub struct Retry {
     /// The machine
-    #[arg(value_name = "M")]
-    pub machine: String,
+    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    pub machine: Option<String>,
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
 }
 
 /// A host key to believe.

@@ -16,6 +16,7 @@ use crate::cli::remote::{Remote, refused};
 use crate::cli::remote_read;
 use crate::cli::source::Source;
 use crate::model::access::Scope;
+use crate::model::label::{self, Wanted};
 use crate::model::machine_view::{BrakeLine, MachineName};
 use crate::model::telling::{relative, rough};
 use crate::model::time::{Timestamp, between};
@@ -47,8 +48,11 @@ pub async fn machines(source: &Source, filters: &Machines, format: Format) -> Re
     if machines.is_empty() {
         return Ok("no machines\n".to_owned());
     }
-    let rows: Vec<Vec<String>> = machines.iter().map(|line| machine_row(line, now)).collect();
-    let headers = ["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "WHY"];
+    // A column for those who label.
+    let labelled = machines.iter().any(|line| !line.labels.is_empty());
+    let mut headers = vec!["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "LABELS", "WHY"];
+    headers.retain(|header| labelled || *header != "LABELS");
+    let rows: Vec<Vec<String>> = machines.iter().map(|line| machine_row(line, labelled, now)).collect();
     let mut text = table(&headers, &rows, width());
     if let Some(next) = next {
         let limit = filters.limit;
@@ -74,6 +78,9 @@ async fn ask_machines(remote: &Remote, filters: &Machines) -> Result<MachinesRea
             filter: Some(v1::MachineFilter {
                 phases: filters.phase.clone(),
                 providers: filters.provider.clone(),
+                locations: filters.location.clone(),
+                tags: filters.tag.clone(),
+                labels: filters.label.clone(),
                 ..v1::MachineFilter::default()
             }),
             page_size: missing.min(API_PAGE),
@@ -94,8 +101,15 @@ async fn ask_machines(remote: &Remote, filters: &Machines) -> Result<MachinesRea
 async fn read_machines(bmdb: &Bmdb, filters: &Machines) -> Result<MachinesRead, CliError> {
     let limit = usize::try_from(filters.limit).unwrap_or(usize::MAX);
     let after = filters.after.as_deref().map(read_cursor).transpose()?;
-    let filter =
-        Filter { phases: filters.phase.clone(), providers: filters.provider.clone(), ..Filter::default() };
+    let labels = filters.label.iter().map(|text| Wanted::read(text)).collect::<Result<_, _>>();
+    let filter = Filter {
+        phases: filters.phase.clone(),
+        providers: filters.provider.clone(),
+        locations: filters.location.clone(),
+        tags: filters.tag.clone(),
+        labels: labels.map_err(CliError::Wrong)?,
+        ..Filter::default()
+    };
     let (page, now) = bmdb
         .inspect(move |tx| {
             let (after, filter) = (after.clone(), filter.clone());
@@ -111,8 +125,8 @@ async fn read_machines(bmdb: &Bmdb, filters: &Machines) -> Result<MachinesRead, 
     Ok((machines, page.next.as_ref().map(Cursor::write), now))
 }
 
-fn machine_row(line: &MachineLine, now: Timestamp) -> Vec<String> {
-    vec![
+fn machine_row(line: &MachineLine, labelled: bool, now: Timestamp) -> Vec<String> {
+    let mut row = vec![
         line.name.machine.to_string()[..8].to_owned(),
         match &line.name.provider_id {
             Some(_) => line.name.short(),
@@ -122,11 +136,18 @@ fn machine_row(line: &MachineLine, now: Timestamp) -> Vec<String> {
         rough(between(line.phase_since, now)),
         line.heartbeat_at.map_or_else(|| "-".to_owned(), |at| relative(at, now)),
         line.address.clone().unwrap_or_else(|| "-".to_owned()),
-        match &line.working {
-            Some(process) => format!("{process} is under way"),
-            None => line.reason.clone(),
-        },
-    ]
+    ];
+    if labelled {
+        row.push(match label::told(&line.labels) {
+            none if none.is_empty() => "-".to_owned(),
+            told => told,
+        });
+    }
+    row.push(match &line.working {
+        Some(process) => format!("{process} is under way"),
+        None => line.reason.clone(),
+    });
+    row
 }
 
 fn read_cursor(text: &str) -> Result<Cursor, CliError> {

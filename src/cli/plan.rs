@@ -20,6 +20,7 @@ use crate::cli::source::Source;
 use crate::model::access::Scope;
 use crate::model::layout::wrapped;
 use crate::model::machine_view::MachineName;
+use crate::model::pause::Pause;
 use crate::model::plan::diff::Difference;
 use crate::model::plan::foreseen::{Foreseen, Question, What, foresee};
 use crate::model::plan::{ASSUMPTIONS, Row};
@@ -46,6 +47,8 @@ struct PlanAnswer<'a> {
     until: Timestamp,
     cut: bool,
     rows: &'a [Row],
+    /// Pauses of loops: what those would begin is left out.
+    paused: &'a [Pause],
     assumptions: &'a [String],
 }
 
@@ -71,12 +74,15 @@ pub async fn plan(source: &Source, asked: &command::Plan, format: Format) -> Res
     let (at, until, assumptions) = (told.foreseen.at, told.foreseen.until, &told.assumptions[..]);
     match (&told.foreseen.what, format) {
         (What::Rows(rows), Format::Json) => {
-            json(&PlanAnswer { at, until, cut: told.foreseen.cut, rows, assumptions })
+            let (cut, paused) = (told.foreseen.cut, &told.foreseen.paused[..]);
+            json(&PlanAnswer { at, until, cut, rows, paused, assumptions })
         }
         (What::Differences(differences), Format::Json) => {
             json(&DiffAnswer { at, until, differences, assumptions })
         }
-        (What::Rows(rows), Format::Table) if rows.is_empty() => Ok(nothing(&told, asked)),
+        (What::Rows(rows), Format::Table) if rows.is_empty() => {
+            Ok(nothing(&told, asked) + &pauses(&told.foreseen))
+        }
         (What::Rows(rows), Format::Table) => Ok(render(&told, rows, asked)),
         (What::Differences(found), Format::Table) => Ok(diff(found, told.total, asked)),
     }
@@ -122,8 +128,19 @@ fn render(told: &Told, rows: &[Row], asked: &command::Plan) -> String {
         let _ =
             writeln!(text, "\nthere is so much to do that this ends at {}", absolute(told.foreseen.until));
     }
+    text.push_str(&pauses(&told.foreseen));
     text.push('\n');
     text.push_str(&assumed());
+    text
+}
+
+/// What is left out because loops are paused.
+fn pauses(foreseen: &Foreseen) -> String {
+    let mut text = String::new();
+    for pause in &foreseen.paused {
+        let sentence = format!("{}; what it would begin is left out", pause.sentence(foreseen.at));
+        let _ = write!(text, "\n{}\n", wrapped(&sentence, width()).join("\n"));
+    }
     text
 }
 

@@ -15,6 +15,7 @@ use crate::cli::remote::{Remote, refused};
 use crate::cli::remote_read::{at, event, holder, moment, name, odd, phase, process};
 use crate::model::issues::{Issue, Kind, Severity};
 use crate::model::machine_view::LaneView;
+use crate::model::pause::Pause;
 use crate::model::plan::Row;
 use crate::model::plan::diff::Difference;
 use crate::model::plan::foreseen::{self, Foreseen, What};
@@ -77,9 +78,22 @@ pub async fn plan(
             cut: head.cut,
             what: if is_diff { What::Differences(differences) } else { What::Rows(rows) },
             waits: waits.collect(),
+            paused: head.paused.into_iter().map(paused).collect::<Result<_, _>>()?,
         },
         total: usize::try_from(head.total).unwrap_or_default(),
         assumptions: head.assumptions,
+    })
+}
+
+fn paused(said: v1::PausedLoop) -> Result<Pause, CliError> {
+    let pause = said.pause.ok_or_else(|| odd("how a loop is paused"))?;
+    Ok(Pause {
+        of: said.name.parse().map_err(|_| odd("a loop that this release knows"))?,
+        provider: pause.provider,
+        reason: pause.reason,
+        by: pause.by,
+        since: at(pause.since, "a pause's beginning")?,
+        until: pause.until.and_then(moment),
     })
 }
 

@@ -62,6 +62,7 @@ pub fn machine(said: v1::Machine) -> Result<MachineLine, CliError> {
         process: said.process,
         ready_at: said.ready_at.and_then(moment),
         reason: said.reason,
+        labels: said.labels.into_iter().collect(),
     })
 }
 

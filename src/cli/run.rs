@@ -12,14 +12,15 @@ use crate::bmdb::url::password_warning;
 use crate::cli::command::{Allow, Cli, Command, Declare, Describe, FleetCommand, Get, Tokens};
 use crate::cli::contexts::Contexts;
 use crate::cli::error::CliError;
+use crate::cli::loops::Loops;
 use crate::cli::order_key::{self, grammar};
 use crate::cli::output::{Format, Output, say};
 use crate::cli::policy::PolicyCommand;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    contexts, describe, get, issues, operate, output, plan, policy, restored, shell, timeline, tokens, watch,
-    why, yaml,
+    contexts, describe, get, issues, loops, many, operate, output, plan, policy, restored, shell, timeline,
+    tokens, watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -86,6 +87,9 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
         FleetCommand::Get(Get::Work(limited)) => get::work(source, limited.limit, format).await,
         FleetCommand::Get(Get::Providers) => get::providers(source, format).await,
         FleetCommand::Describe(Describe::Machine(of)) => describe::machine(source, &of.machine, format).await,
+        FleetCommand::Get(Get::Loops) => loops::list(source, format).await,
+        FleetCommand::Loops(Loops::Pause(asked)) => loops::pause(source, asked, format).await,
+        FleetCommand::Loops(Loops::Resume(asked)) => loops::resume(source, asked, format).await,
         FleetCommand::Why(of) => why::why(source, &of.machine, format).await,
         FleetCommand::Timeline(of) => timeline::timeline(source, &of.machine, of.limit, format).await,
         FleetCommand::Issues => issues::issues(source, format).await,
@@ -95,6 +99,9 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
         FleetCommand::Hold(hold) => operate::hold(source, hold, format).await,
         FleetCommand::Release(release) => operate::release(source, release, format).await,
         FleetCommand::Retry(retry) => operate::retry(source, retry, format).await,
+        FleetCommand::Quarantine(asked) => many::quarantine(source, asked, format).await,
+        FleetCommand::Label(asked) => many::label(source, asked, format).await,
+        FleetCommand::Unlabel(asked) => many::unlabel(source, asked, format).await,
         FleetCommand::Declare(Declare::Restored(declared)) => {
             restored::restored(source.direct("`declare restored`")?, declared, format).await
         }

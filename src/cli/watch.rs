@@ -358,6 +358,7 @@ mod tests {
             process: None,
             ready_at: None,
             reason: "because\nof that".to_owned(),
+            labels: crate::model::label::Labels::new(),
         }
     }
 

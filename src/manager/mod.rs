@@ -2,6 +2,7 @@
 //!
 //! * [`control_loop`]: the generic runner. Knows sessions, claims and panics,
 //!   and nothing about machines.
+//! * `sourcing`: where its work comes from, and what of that people paused.
 //! * [`initializer`]: puts the role server on machines that have none.
 //! * [`recoverer`]: climbs the ladder for machines that fell silent.
 //! * [`updater`]: asks providers what became of their machines.
@@ -28,4 +29,5 @@ pub mod provider_set;
 pub mod provisioner;
 pub mod recoverer;
 pub mod sampler;
+mod sourcing;
 pub mod updater;

@@ -53,6 +53,12 @@ pub struct PolicyFlags {
     /// How long what happened is kept, a day at least. [default: 180d]
     #[arg(long, value_name = "SPAN")]
     pub history_retention: Option<Span>,
+    /// Most machines that one order may be about. [default: 50]
+    #[arg(long, value_name = "COUNT")]
+    pub order_max_machines: Option<u32>,
+    /// Most machines that orders about several may be about within an hour. [default: 200]
+    #[arg(long, value_name = "COUNT")]
+    pub order_max_machines_per_hour: Option<u32>,
 }
 
 /// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
@@ -101,6 +107,9 @@ impl PolicyFlags {
         set(self.update_interval_unstable.as_ref(), &mut policy.update_interval_unstable);
         set(self.outward_limit.as_ref(), &mut policy.outward_limit);
         set(self.history_retention.as_ref(), &mut policy.history_retention);
+        let limits = &mut policy.order_limits;
+        set(self.order_max_machines.as_ref(), &mut limits.machines);
+        set(self.order_max_machines_per_hour.as_ref(), &mut limits.machines_per_hour);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
         set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);

@@ -32,6 +32,8 @@ mod hanging_provider;
 mod harness;
 mod heartbeats;
 mod issues;
+mod loops;
+mod many;
 mod metrics;
 mod newer_fence;
 mod private_postgres;

@@ -493,6 +493,31 @@ async fn a_provider_that_makes_nothing_is_asked_at_the_reconcilers_pace() -> Tes
 }
 
 #[tokio::test]
+async fn a_paused_provisioner_makes_no_pass_until_it_is_resumed() -> TestResult {
+    let kit = Kit::new("provision_paused").await?;
+    let pause = "INSERT INTO loop_pause VALUES ('provisioner', 'rack', 'r', 'kim', clock_timestamp(), NULL)";
+    sqlx::query(pause).execute(&kit.pool).await?;
+    let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
+    let stop = CancellationToken::new();
+    let provider = Scripted::new(0)?;
+    let running = tokio::spawn(provisioner::run(
+        shepherd.sessions.clone(),
+        provider.clone(),
+        settings("50ms,1")?,
+        stop.clone(),
+    ));
+    let asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+                 AND application_name = 'provisioner' AND query LIKE '%FROM loop_pause%'";
+    until("it has asked whether it is paused", async || Ok(kit.count(asked).await? > 0)).await?;
+    assert!(provider.lists().is_empty() && all(&provider.made).is_empty());
+    sqlx::query("DELETE FROM loop_pause").execute(&kit.pool).await?;
+    until("a pass was made", async || Ok(!all(&provider.made).is_empty())).await?;
+    stop.cancel();
+    ended("the provisioner", running).await?;
+    Ok(shepherd.stop().await?)
+}
+
+#[tokio::test]
 async fn a_panic_of_a_provider_spoils_one_pass_and_not_the_provisioner() -> TestResult {
     let kit = Kit::new("provision_panic").await?;
     let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;

@@ -12,6 +12,8 @@
 //!   looked after its intent.
 //! * A list that cannot be read, or cannot be right, engages a brake: nothing is
 //!   created until a list looks right again.
+//! * A paused provisioner makes no pass, and one that is paused in the middle of a
+//!   pass creates nothing more.
 
 pub mod plan;
 
@@ -28,6 +30,7 @@ use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::intent::OpenCreation;
 use crate::bmdb::lease::NamedLease;
+use crate::bmdb::pause::Pauses;
 use crate::bmdb::provision::NewMachine;
 use crate::bmdb::session::{Session, Sessions, boot_time};
 use crate::bmdb::work::Decision;
@@ -40,6 +43,7 @@ use crate::manager::provisioner::plan::{Limits, ProvisionPlan, plan_provisioning
 use crate::manager::updater::details_of;
 use crate::model::breaker::Open;
 use crate::model::ids::{IntentId, MachineId};
+use crate::model::pause::Loop;
 use crate::providers::provider::{CALL_LIMIT, Provider, ProviderError, ProviderMachine};
 
 /// Who starts its sessions.
@@ -150,13 +154,14 @@ async fn hold(
     settings: &ProvisionerSettings,
     stop: &CancellationToken,
 ) {
+    let mut pauses = Pauses::default();
     loop {
         // A pass is dropped at its next wait when the session is over: what it had begun is an
         // open intent, which whoever holds the lease next looks after.
         let more = tokio::select! {
             () = stop.cancelled() => return,
             () = session.lost().cancelled() => return,
-            result = AssertUnwindSafe(pass(bmdb, session, lease, provider, settings)).catch_unwind() => match result {
+            result = AssertUnwindSafe(pass(bmdb, session, lease, provider, settings, &mut pauses)).catch_unwind() => match result {
                 Ok(Ok(more)) => more,
                 Ok(Err(PassError::Bmdb(BmdbError::SessionOver | BmdbError::LeaseLost))) => return,
                 Ok(Err(error)) => {
@@ -190,8 +195,12 @@ async fn pass(
     lease: &NamedLease,
     provider: &dyn Provider,
     settings: &ProvisionerSettings,
+    pauses: &mut Pauses,
 ) -> Result<bool, PassError> {
     let (name, kind) = (lease.name.as_str(), provider.kind());
+    if is_paused(bmdb, pauses, name).await? {
+        return Ok(false);
+    }
     // The BMDB first: a machine that is recorded between the two readings is then listed and
     // unknown at the worst, and recording it again finds it.
     let known = bmdb.known_machines(name).await?;
@@ -237,12 +246,19 @@ async fn pass(
     let mut made = 0;
     for id in &plan.create {
         settings.creation.ready().await;
+        if is_paused(bmdb, pauses, name).await? {
+            return Ok(false);
+        }
         // Before an intent is recorded for an order that would not be sent.
         let admission = settings.breaker.admit().map_err(left_alone)?;
         made += usize::from(create(bmdb, session, lease, provider, &admission, id).await?);
     }
     // A provider that makes nothing is asked again at the reconciler's pace.
     Ok(full_chunk && made > 0)
+}
+
+async fn is_paused(bmdb: &Bmdb, pauses: &mut Pauses, provider: &str) -> Result<bool, BmdbError> {
+    Ok(pauses.left(bmdb, Loop::Provisioner, &[provider.to_owned()]).await?.is_empty())
 }
 
 async fn engage(bmdb: &Bmdb, lease: &NamedLease, brake: Option<&str>) -> Result<(), BmdbError> {

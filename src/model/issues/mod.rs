@@ -71,6 +71,7 @@ pub enum Kind {
     DuplicateSerial,
     HostKeyChanged,
     LongSnapshot,
+    LoopPaused,
     LostWorkers,
     NeedsHuman,
     NewerFence,
@@ -86,7 +87,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, by name.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::AddressConflict,
         Self::Brake,
         Self::BudgetExhausted,
@@ -100,6 +101,7 @@ impl Kind {
         Self::DuplicateSerial,
         Self::HostKeyChanged,
         Self::LongSnapshot,
+        Self::LoopPaused,
         Self::LostWorkers,
         Self::NeedsHuman,
         Self::NewerFence,
@@ -130,6 +132,7 @@ impl Kind {
             Self::DuplicateSerial => "duplicate-serial",
             Self::HostKeyChanged => "host-key-changed",
             Self::LongSnapshot => "long-snapshot",
+            Self::LoopPaused => "loop-paused",
             Self::LostWorkers => "lost-workers",
             Self::NeedsHuman => "needs-human",
             Self::NewerFence => "newer-fence",
@@ -162,6 +165,7 @@ impl Kind {
             | Self::Drift
             | Self::DuplicateSerial
             | Self::LongSnapshot
+            | Self::LoopPaused
             | Self::LostWorkers
             | Self::ProviderDiscrepancy
             | Self::ProviderFails

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::model::access::Scope;
 use crate::model::ids::MachineId;
 use crate::model::machine_view::MachineName;
+use crate::model::pause::Pause;
 use crate::model::plan::diff::{Difference, differences};
 use crate::model::plan::{FleetView, Plan, Row, plan};
 use crate::model::policy_flags::PolicyFlags;
@@ -44,6 +45,8 @@ pub struct Foreseen {
     pub what: What,
     /// Of a machine that was asked about and that nothing happens to: why, for each lane.
     pub waits: Vec<Wait>,
+    /// Pauses of loops that hold: what those would begin is left out.
+    pub paused: Vec<Pause>,
 }
 
 /// What happens, or what would differ.
@@ -75,8 +78,9 @@ pub fn foresee(fleet: FleetView, asked: &Question) -> Foreseen {
     let present = only(plan(&fleet, asked.horizon));
     let Some(flags) = &asked.change else {
         let waits = if present.rows.is_empty() { waits(&fleet, asked) } else { Vec::new() };
-        let Plan { at, until, cut, rows } = present;
-        return Foreseen { at, until, cut, what: What::Rows(rows), waits };
+        let Plan { at, until, cut, rows, mut paused } = present;
+        paused.retain(|pause| pause.provider.is_none() || asked.scope.holds(pause.provider.as_deref()));
+        return Foreseen { at, until, cut, what: What::Rows(rows), waits, paused };
     };
     let mut policy = (*fleet.policy).clone();
     flags.apply(&mut policy);
@@ -87,6 +91,7 @@ pub fn foresee(fleet: FleetView, asked: &Question) -> Foreseen {
         cut: present.cut || changed.cut,
         what: What::Differences(differences(&present, &changed)),
         waits: Vec::new(),
+        paused: Vec::new(),
     }
 }
 

@@ -57,7 +57,7 @@ pub(super) fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
         facts,
     };
     let machines = machines.into_iter().map(state).collect();
-    FleetView { at: at(0), policy: Arc::new(policy), machines, disturbed: Vec::new() }
+    FleetView { at: at(0), policy: Arc::new(policy), machines, disturbed: Vec::new(), pauses: Vec::new() }
 }
 
 /// (seconds, machine, process, the beginning of what is done) within `minutes`.
@@ -212,4 +212,35 @@ fn work_that_is_under_way_is_told_so_and_a_loss_is_waited_out() {
     assert_eq!(told, [(0, true), (60, false)]);
     let only = plan.only(Some(fleet.machines[1].facts.machine), Some(Process::AgentStart));
     assert_eq!(only.rows.len(), 1);
+}
+
+#[test]
+fn what_a_paused_loop_would_begin_is_left_out_up_to_the_end_of_the_pause() {
+    let pause = |of, provider: Option<&str>, until| Pause {
+        of,
+        provider: provider.map(str::to_owned),
+        reason: "r".into(),
+        by: "kim".into(),
+        since: at(-60),
+        until,
+    };
+    let mut fleet = fleet(vec![provided(1), provided(2)], Policy::default());
+    fleet.machines[1].facts.provided.as_mut().unwrap().provider = "rack-b".into();
+    fleet.machines[1].lanes[0].working = true;
+    let begun = |fleet: &FleetView| -> Vec<(i64, u128)> {
+        let told = future(fleet, 20);
+        told.into_iter().filter(|row| row.2 == "AgentStart").map(|row| (row.0, row.1)).collect()
+    };
+    assert_eq!(begun(&fleet), [(0, 1), (0, 2)]);
+    for (pauses, expected) in [
+        // What is under way goes on.
+        (vec![pause(Loop::Initializer, None, None)], vec![(0, 2)]),
+        (vec![pause(Loop::Initializer, None, Some(at(600)))], vec![(0, 2), (600, 1)]),
+        (vec![pause(Loop::Initializer, Some("rack-b"), None)], vec![(0, 1), (0, 2)]),
+        (vec![pause(Loop::Recoverer, None, None)], vec![(0, 1), (0, 2)]),
+    ] {
+        fleet.pauses = pauses;
+        assert_eq!(begun(&fleet), expected, "{:?}", fleet.pauses);
+        assert_eq!(plan(&fleet, Span::minutes(1)).paused, fleet.pauses, "and it says so");
+    }
 }

@@ -89,6 +89,7 @@ pub fn machine(listed: &Listed) -> v1::Machine {
         reason: line.reason.clone(),
         manufacturer: listed.manufacturer.clone(),
         product: listed.product.clone(),
+        labels: line.labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
     }
 }
 

@@ -7,13 +7,14 @@ use tonic::{Request, Response, Status};
 
 use crate::bmdb::action::{self, Done, Until, by};
 use crate::bmdb::audit::{self, Carried};
+use crate::bmdb::each::Each;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::find::id_of;
 use crate::bmdb::inspect::{self, HistoryPlace};
 use crate::bmdb::listing::{self, Cursor, Enough, Filter};
 use crate::bmdb::tags::tags;
 use crate::bmdb::work::Decision;
-use crate::model::facts::HoldScope;
+use crate::model::label::Wanted;
 use crate::model::machine_view::MachineName;
 use crate::model::phase::{Phase, phase_of};
 use crate::model::waits::{backoffs, postponements};
@@ -24,6 +25,7 @@ use crate::server::api::convert::{self, at, moment};
 use crate::server::api::describe;
 use crate::server::api::door::caller;
 use crate::server::api::fleet::drop_surplus;
+use crate::server::api::many::{after_of, labelling, scope_of};
 use crate::server::api::orders::{Said, answer};
 use crate::server::api::pages;
 use crate::server::api::refusal::{of_bmdb, wrong};
@@ -178,20 +180,13 @@ impl Machines for MachinesService {
 
     async fn hold(&self, request: Request<v1::HoldRequest>) -> Result<Response<v1::OrderResponse>, Status> {
         let asked = request.get_ref();
-        let scope = match asked.scope.as_str() {
-            "" => HoldScope::Everything,
-            said => HoldScope::ALL.into_iter().find(|scope| scope.as_str() == said).ok_or_else(|| {
-                wrong("scope", format!("{said:?} is no scope of a hold; write everything, power or recovery"))
-            })?,
-        };
+        let scope = scope_of(&asked.scope)?;
         let until = match &asked.until {
             None => None,
             Some(v1::hold_request::Until::At(said)) => Some(Until::At(
                 moment(*said).ok_or_else(|| wrong("at", "the hold is to end at a moment that is none"))?,
             )),
-            Some(v1::hold_request::Until::After(said)) => Some(Until::After(said.parse().map_err(|_| {
-                wrong("after", format!("{said:?} is no length of time; write for example 2h, 30m or 1d"))
-            })?)),
+            Some(v1::hold_request::Until::After(said)) => Some(after_of(said)?),
         };
         let said = Said { rpc: HOLD, request: asked, order: asked.order.as_ref() };
         let (who, reason) = who_and_why(&request, asked.order.as_ref())?;
@@ -224,6 +219,23 @@ impl Machines for MachinesService {
         self.order(&request, &asked.machine, said, move |snapshot| action::retry(&snapshot.facts, &by)).await
     }
 
+    async fn quarantine(
+        &self,
+        request: Request<v1::QuarantineRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let asked = request.get_ref();
+        let said = Said { rpc: QUARANTINE, request: asked, order: asked.order.as_ref() };
+        self.order_each(&request, &asked.machine, said, Each::Quarantine).await
+    }
+
+    async fn label(&self, request: Request<v1::LabelRequest>) -> Result<Response<v1::OrderResponse>, Status> {
+        let asked = request.get_ref();
+        let set = asked.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let each = labelling(set, asked.remove.clone())?;
+        let said = Said { rpc: LABEL, request: asked, order: asked.order.as_ref() };
+        self.order_each(&request, &asked.machine, said, each).await
+    }
+
     async fn allow_host_key(
         &self,
         request: Request<v1::AllowHostKeyRequest>,
@@ -245,6 +257,8 @@ impl Machines for MachinesService {
 const HOLD: &str = "shepherd.fleet.v1.Machines/Hold";
 const RELEASE: &str = "shepherd.fleet.v1.Machines/Release";
 const RETRY: &str = "shepherd.fleet.v1.Machines/Retry";
+const QUARANTINE: &str = "shepherd.fleet.v1.Machines/Quarantine";
+const LABEL: &str = "shepherd.fleet.v1.Machines/Label";
 const ALLOW_HOST_KEY: &str = "shepherd.fleet.v1.Machines/AllowHostKey";
 
 impl MachinesService {
@@ -258,6 +272,22 @@ impl MachinesService {
             })
             .await
             .map_err(of_bmdb)
+    }
+
+    /// Carries out an order that may be given about many machines, about the one that `text` names.
+    async fn order_each<M: prost::Message>(
+        &self,
+        request: &Request<M>,
+        text: &str,
+        said: Said<'_, M>,
+        each: Each,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(request)?;
+        let name = self.site.find(&caller, text).await?;
+        let order = said.read(&caller, name.short())?;
+        let (dry_run, who) = (order.dry_run, caller.credential().name.clone());
+        let carried = self.site.bmdb.order_each(order, id_of(&name), each, who).await.map_err(of_bmdb)?;
+        Ok(Response::new(answer(Some(&name), dry_run, &carried)))
     }
 
     /// Carries out an order about the machine that `text` names.
@@ -299,7 +329,7 @@ fn read_place(text: &str) -> Option<HistoryPlace> {
 }
 
 /// The filter that a request means.
-fn filter_of(asked: Option<v1::MachineFilter>) -> Result<Filter, Status> {
+pub(super) fn filter_of(asked: Option<v1::MachineFilter>) -> Result<Filter, Status> {
     let asked = asked.unwrap_or_default();
     for phase in &asked.phases {
         if !Phase::ALL.iter().any(|known| known.as_str().eq_ignore_ascii_case(phase)) {
@@ -307,7 +337,12 @@ fn filter_of(asked: Option<v1::MachineFilter>) -> Result<Filter, Status> {
             return Err(wrong("filter.phases", format!("{phase:?} is no phase; there are {known}")));
         }
     }
+    if asked.labels.len() > FILTER_VALUES {
+        return Err(wrong("filter", format!("one of the filters has more than {FILTER_VALUES} values")));
+    }
+    let labels = asked.labels.iter().map(|text| Wanted::read(text)).collect::<Result<_, _>>();
     let filter = Filter {
+        labels: labels.map_err(|said| wrong("filter.labels", said))?,
         phases: asked.phases,
         providers: asked.providers,
         locations: asked.locations,

@@ -20,6 +20,7 @@ use crate::proto::fleet::v1::plan_server::Plan;
 use crate::server::api::convert::{self, at};
 use crate::server::api::door::caller;
 use crate::server::api::farewell::Telling;
+use crate::server::api::loops;
 use crate::server::api::refusal::{away, of_bmdb, wrong};
 use crate::server::api::whole::{PIECE, Whole, computed};
 
@@ -149,6 +150,14 @@ fn pieces_of_plan(foreseen: Foreseen, name: Option<&MachineName>, limit: usize) 
             .map(|wait| v1::LaneWait { lane: wait.lane, reason: wait.reason })
             .collect(),
         assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
+        paused: foreseen
+            .paused
+            .iter()
+            .map(|pause| v1::PausedLoop {
+                name: pause.of.as_str().to_owned(),
+                pause: Some(loops::told(pause)),
+            })
+            .collect(),
     };
     let mut pieces = vec![v1::GetPlanResponse { head: Some(head), ..Default::default() }];
     match foreseen.what {
@@ -233,7 +242,7 @@ mod tests {
             under_way: false,
         };
         let what = What::Rows((0..rows).map(row).collect());
-        Foreseen { at: now, until: now, cut: false, what, waits: Vec::new() }
+        Foreseen { at: now, until: now, cut: false, what, waits: Vec::new(), paused: Vec::new() }
     }
 
     #[test]

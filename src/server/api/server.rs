@@ -38,7 +38,9 @@ use crate::proto::fleet::v1::audit_server::AuditServer;
 use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
 use crate::proto::fleet::v1::credentials_server::CredentialsServer;
 use crate::proto::fleet::v1::issues_server::IssuesServer;
+use crate::proto::fleet::v1::loops_server::LoopsServer;
 use crate::proto::fleet::v1::machines_server::MachinesServer;
+use crate::proto::fleet::v1::orders_server::OrdersServer;
 use crate::proto::fleet::v1::plan_server::PlanServer;
 use crate::proto::fleet::v1::policy_server::PolicyServer;
 use crate::proto::fleet::v1::providers_server::ProvidersServer;
@@ -51,7 +53,9 @@ use crate::server::api::credentials::CredentialsService;
 use crate::server::api::door::{ApiRates, Door, guard};
 use crate::server::api::fleet::FleetService;
 use crate::server::api::listener::{ApiStream, accept};
+use crate::server::api::loops::LoopsService;
 use crate::server::api::machines::MachinesService;
+use crate::server::api::many::OrdersService;
 use crate::server::api::openapi;
 use crate::server::api::outlook::OutlookService;
 use crate::server::api::site::Site;
@@ -224,6 +228,12 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         .add_service(
             CredentialsServer::new(CredentialsService { site: site.clone() })
                 .max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            LoopsServer::new(LoopsService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            OrdersServer::new(OrdersService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(AuditServer::new(AuditService { site }).max_decoding_message_size(REQUEST_LIMIT))
         .prepare()

@@ -190,6 +190,22 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     let again = kim.direct(&["tokens", "bootstrap", "--save_context", "home"]);
     assert!(again.is_err(), "a token is never written over");
 
+    let paused = kim.ask(&["loops", "pause", "updater", "--reason", "a new list", "--until", "2h"])?;
+    assert!(paused.starts_with("the updater is paused until "), "{paused}");
+    assert!(kim.ask(&["get", "loops"])?.contains("a new list"));
+    assert!(kim.ask(&["label", &machine, "--set", "row=7"])?.contains("is labelled row=7"));
+    assert!(kim.ask(&["get", "machines", "--label", "row=7"])?.contains("row=7"));
+    let unsure = kim.command(&["quarantine", "--label", "row=7", "--reason", "a fan"]).output()?;
+    let said = String::from_utf8(unsure.stderr)?;
+    assert!(unsure.status.code() == Some(2) && said.contains("give --yes_count 1"), "{said}");
+    let wrong =
+        kim.command(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "2"]).output()?;
+    assert!(String::from_utf8(wrong.stderr)?.contains("the filter means 1 machine, and 2 were expected"));
+    let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "1"])?;
+    assert!(done.contains("is quarantined until") && done.contains("1 machine: 1 changed"), "{done}");
+    let done = kim.direct(&["release", "--tag", "quarantine", "--quarantine", "--yes_count", "1"])?;
+    assert!(done.contains("is not quarantined any more"), "{done}");
+    assert!(kim.ask(&["unlabel", &machine, "--key", "row"])?.contains("has no label any more"));
     let held = kim.json(&["hold", &machine, "--reason", "a new disk", "--until", "2h"])?;
     assert_eq!(held["changed"], true);
     for arguments in [
@@ -197,6 +213,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
         &["get", "machines", "--phase", "New", "-o", "json"],
         &["get", "providers", "-o", "json"],
         &["get", "work"],
+        &["get", "loops", "-o", "json"],
         &["timeline", &machine, "-o", "json"],
         &["timeline", &machine],
         &["tokens", "get", "-o", "json"],
@@ -215,6 +232,9 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     }
     assert_eq!(through, straight);
     assert!(kim.ask(&["release", &machine])?.contains("is released"));
+    assert!(
+        kim.ask(&["loops", "resume", "updater"])?.starts_with("the updater is resumed (was paused by kim@")
+    );
     assert!(kim.ask(&["retry", &machine])?.contains("has no failures to forget"));
     let unknown = kim.command(&["why", "no-such"]).output()?;
     assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
@@ -230,7 +250,9 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     );
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
-    assert_eq!(orders, 5, "hold, release, retry, create, revoke");
+    // Pause and resume; label and unlabel; of the quarantine a dry run, a refusal, its head and the machine;
+    // hold, release, retry, create, revoke.
+    assert_eq!(orders, 13);
     Ok(api.stop().await?)
 }
 

@@ -139,6 +139,7 @@ async fn every_shepherd_gives_the_same_answer() -> TestResult {
         ("Schedule/List", json!({ "process": "AgentStart" })),
         ("Backoffs/List", json!({})),
         ("Providers/List", json!({})),
+        ("Loops/List", json!({})),
         ("Policy/Get", json!({})),
         ("Statistics/Get", json!({})),
         ("Credentials/WhoAmI", json!({})),
