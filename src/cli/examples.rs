@@ -4,6 +4,7 @@
 pub const GET_MACHINES: &str = "\
 Examples:
   shepherdctl get machines --phase NeedsHuman --phase Quarantined
+  shepherdctl get machines --label row=7
   shepherdctl get machines --provider rack-a --limit 1000 -o json";
 
 /// `get sessions`.
@@ -24,7 +25,7 @@ Example:
 /// `get loops`.
 pub const GET_LOOPS: &str = "\
 Example:
-  shepherdctl get loops";
+  shepherdctl get loops                         which are paused, by whom and why";
 
 /// `why`.
 pub const WHY: &str = "\
@@ -96,8 +97,7 @@ Examples:
 pub const LABEL: &str = "\
 Examples:
   shepherdctl label sim-0007 --set row=7 --set owner=kim
-  shepherdctl label --provider rack-a --set site=north --yes_count 40
-  shepherdctl get machines --label row=7";
+  shepherdctl label --provider rack-a --set site=north --yes_count 40";
 
 /// `unlabel`.
 pub const UNLABEL: &str = "\
@@ -115,9 +115,8 @@ seconds, and after a restart as well. `why` of a machine that waits for it says 
 
 /// `loops resume`.
 pub const LOOPS_RESUME: &str = "\
-Examples:
-  shepherdctl loops resume recoverer --provider rack-a --reason 'the switch is in'
-  shepherdctl get loops                         which are paused, by whom and why";
+Example:
+  shepherdctl loops resume recoverer --provider rack-a --reason 'the switch is in'";
 
 /// `allow host-key`.
 pub const ALLOW_HOST_KEY: &str = "\

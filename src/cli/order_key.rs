@@ -54,6 +54,7 @@ fn flag() -> Arg {
     Arg::new(FLAG)
         .long(FLAG)
         .value_name("KEY")
+        .help_heading(None)
         .value_parser(read)
         .help("Names this order: given again with the same KEY it is carried out once, and answered again")
 }

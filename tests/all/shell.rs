@@ -78,9 +78,15 @@ const THROUGH_THE_API: &[&str] = &[
     "issues",
     "watch",
     "policy get",
+    "get loops",
+    "loops pause",
+    "loops resume",
     "hold",
     "release",
     "retry",
+    "quarantine",
+    "label",
+    "unlabel",
     "allow host-key",
     "tokens create",
     "tokens get",
@@ -93,7 +99,7 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
         let words: Vec<&str> = command.split(' ').collect();
         let help = said(&[&words[..], &["--help"]].concat())?;
         let examples = help.lines().skip_while(|line| !line.starts_with("Example")).skip(1);
-        let examples: Vec<&str> = examples.map(str::trim).collect();
+        let examples: Vec<&str> = examples.map(str::trim).take_while(|line| !line.is_empty()).collect();
         assert!(!examples.is_empty(), "{command} has no example");
         for example in examples {
             let begins = format!("shepherdctl {command}");

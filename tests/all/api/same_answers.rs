@@ -28,6 +28,7 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("get sessions", &[&["--limit", "700"], &["--limit", "1"]]),
     ("get work", &[&["--limit", "700"], &["--limit", "501"]]),
     ("get providers", &[&[]]),
+    ("get loops", &[&[]]),
     ("describe machine", &[&["M"]]),
     ("why", &[&["M"]]),
     ("timeline", &[&["M", "--limit", "2000"], &["M", "--limit", "501"]]),
@@ -103,6 +104,7 @@ async fn populate(api: &Api) -> anyhow::Result<String> {
     let machine = provided(&api.pool).await?;
     provided(&api.pool).await?;
     for statement in [
+        "INSERT INTO loop_pause VALUES ('provisioner', 'rack', 'no more for now', 'kim', clock_timestamp(), NULL)",
         "INSERT INTO session (session_id, process_id, component, runtime_info, interval_ms, started_at, deadline)
          SELECT gen_random_uuid(), gen_random_uuid(), 'updater', '{\"host\": \"rack1\", \"pid\": 7}', 1000,
                 clock_timestamp(), clock_timestamp() + INTERVAL '1 d' FROM generate_series(1, 600)",

@@ -84,8 +84,8 @@ impl Rates {
             "work" => SESSIONS,
             "work_backoff" | "work_postponed" => self.machines * 3,
             "fleet_listening" => 16,
-            // Three budgets, a provider's, and the one for counting.
-            "named_lease" => 5,
+            // Four budgets, a provider's, and the one for counting.
+            "named_lease" => 6,
             "fleet_sample" => self.steps * (SAMPLES_KEPT_DAYS + 1),
             "policy" | "bmdb_identity" | "provider_state" => 1,
             "sealed_secret" | "migration_lock" | "brake" => 2,
