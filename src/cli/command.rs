@@ -101,7 +101,7 @@ pub struct Cli {
 pub enum Command {
     #[command(flatten)]
     #[expect(missing_docs, reason = "its text would be taken for the program's")]
-    Fleet(FleetCommand),
+    Fleet(Box<FleetCommand>),
     /// Print the script that makes a shell complete what you type
     #[command(after_help = "\
 Examples:

@@ -224,15 +224,14 @@ pub async fn many(
     reason: Option<&str>,
     format: Format,
 ) -> Result<String, CliError> {
-    let expected = match selection.yes_count {
-        Some(expected) => expected,
-        None => {
-            let listed = look(source, selection, &each, reason).await?;
-            if listed.is_empty() {
-                return Ok("no machine is meant; nothing was changed\n".to_owned());
-            }
-            typed(&listed)?
+    let expected = if let Some(expected) = selection.yes_count {
+        expected
+    } else {
+        let listed = look(source, selection, &each, reason).await?;
+        if listed.is_empty() {
+            return Ok("no machine is meant; nothing was changed\n".to_owned());
         }
+        typed(&listed)?
     };
     let lines = give(source, selection, each, reason, expected).await?;
     if format == Format::Json {
