@@ -63,7 +63,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 /// What the command answers, as text.
 async fn answer(cli: &Cli, flags: Flags) -> Result<String, CliError> {
     let command = match &cli.command {
-        Command::Fleet(command) => command,
+        Command::Fleet(command) => command.as_ref(),
         Command::Completions(of) => return Ok(shell::completions(of.shell)),
         Command::Manual(into) => return shell::manual(&into.directory),
     };
