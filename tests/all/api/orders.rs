@@ -116,8 +116,9 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult
 /// A request of this call that can be carried out.
 fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Result<Value> {
     let mut body = match rpc {
-        "Machines/Hold" | "Machines/Release" | "Machines/Retry" => json!({ "machine": machine }),
-        "Machines/Quarantine" => json!({ "machine": machine }),
+        "Machines/Hold" | "Machines/Release" | "Machines/Retry" | "Machines/Quarantine" => {
+            json!({ "machine": machine })
+        }
         "Machines/Label" => json!({ "machine": machine, "set": { "row": "7" } }),
         "Orders/Give" => {
             json!({ "filter": { "tags": ["provided"] }, "machines": 1, "release": { "quarantine": true } })
