@@ -105,7 +105,13 @@ impl Session {
         if self.state.lost_because.set(because.to_owned()).is_err() {
             return;
         }
+        // Whoever hears of the loss finds the work stopped. What is taken on between the two is stopped behind it.
+        self.stop_all(because);
         self.state.lost.cancel();
+        self.stop_all(because);
+    }
+
+    fn stop_all(&self, because: &str) {
         for work in lock(&self.state.live).values() {
             work.stop(because);
         }

@@ -240,7 +240,7 @@ async fn keeper_stops_although_the_database_is_away() -> TestResult {
 async fn exhausted_pool_costs_no_session() -> TestResult {
     let kit = Kit::new("exhausted_pool").await?;
     let machine = kit.provided(1, "rack").await?[0];
-    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(8)).await?;
+    let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
     let session = shepherd.session().await?;
     let mut by_hand = kit.connection().await?;
     let mut lock = by_hand.begin().await?;
@@ -266,7 +266,7 @@ async fn exhausted_pool_costs_no_session() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocked_runtime_costs_no_session() -> TestResult {
     let kit = Kit::new("blocked_runtime").await?;
-    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(8)).await?;
+    let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(16)).await?;
     let mut sessions = Vec::new();
     for _ in 0..3 {
         sessions.push(shepherd.session().await?);
