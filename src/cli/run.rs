@@ -50,7 +50,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         say(warning);
     }
     let command = format!("{:?}", cli.command);
-    let answered = order_key::scope(key, &command, answer(&cli, flags)).await;
+    let answered = Box::pin(order_key::scope(key, &command, answer(&cli, flags))).await;
     match answered.and_then(|text| Ok(output::print(&text)?)) {
         Ok(()) => 0,
         Err(error) => {
