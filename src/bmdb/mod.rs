@@ -65,6 +65,7 @@ pub mod reaper;
 mod renewal;
 pub mod restore;
 pub mod retention;
+pub mod retirement;
 pub mod schedule;
 #[cfg(feature = "shepherd")]
 pub mod secret;

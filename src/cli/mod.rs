@@ -24,6 +24,7 @@ pub mod plan;
 pub mod remote;
 pub mod remote_read;
 pub mod restored;
+pub mod retire;
 pub mod run;
 pub mod shell;
 pub mod source;

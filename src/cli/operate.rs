@@ -34,7 +34,7 @@ struct DoneAnswer {
     done: Done,
 }
 
-fn told(name: MachineName, done: Done, format: Format) -> Result<String, CliError> {
+pub(crate) fn told(name: MachineName, done: Done, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => json(&DoneAnswer { name, done }),
         Format::Table => Ok(format!("{} {}\n", name.short(), done.said)),
@@ -79,12 +79,12 @@ pub(crate) fn direct(rpc: &str, target: String, reason: Option<&str>) -> Order {
 }
 
 /// The API wants a reason; where none was typed, the audit says so.
-fn reason_or_none(reason: Option<&str>) -> &str {
+pub(crate) fn reason_or_none(reason: Option<&str>) -> &str {
     reason.filter(|reason| !reason.trim().is_empty()).unwrap_or("(no reason was given)")
 }
 
 /// Tells what became of an order through the API.
-fn carried(said: v1::OrderResponse, format: Format) -> Result<String, CliError> {
+pub(crate) fn carried(said: v1::OrderResponse, format: Format) -> Result<String, CliError> {
     let done = Done { changed: said.changed, said: said.said };
     told(remote_read::name(said.name)?, done, format)
 }

@@ -16,7 +16,8 @@ use crate::cli::output::{Format, Output, say};
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    contexts, describe, get, issues, operate, output, plan, restored, shell, timeline, tokens, why, yaml,
+    contexts, describe, get, issues, operate, output, plan, restored, retire, shell, timeline, tokens, why,
+    yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -86,6 +87,7 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
         FleetCommand::Hold(hold) => operate::hold(source, hold, format).await,
         FleetCommand::Release(release) => operate::release(source, release, format).await,
         FleetCommand::Retry(retry) => operate::retry(source, retry, format).await,
+        FleetCommand::Retire(retire) => retire::retire(source, retire, format).await,
         FleetCommand::Declare(Declare::Restored(declared)) => {
             restored::restored(source.direct("`declare restored`")?, declared, format).await
         }

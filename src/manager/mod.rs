@@ -4,6 +4,7 @@
 //!   and nothing about machines.
 //! * [`initializer`]: puts the role server on machines that have none.
 //! * [`recoverer`]: climbs the ladder for machines that fell silent.
+//! * [`retirer`]: gives machines back.
 //! * [`updater`]: asks providers what became of their machines.
 //! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
 //!   machines but over providers, one at a time each, under a named lease.
@@ -25,4 +26,5 @@ pub mod metrics;
 pub mod provider_set;
 pub mod provisioner;
 pub mod recoverer;
+pub mod retirer;
 pub mod updater;

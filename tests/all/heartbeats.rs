@@ -50,6 +50,7 @@ fn kind(outcome: &Outcome) -> &'static str {
         Outcome::Repeated(_) => "repeated",
         Outcome::Stale => "stale",
         Outcome::Unauthenticated => "unauthenticated",
+        Outcome::Retired => "retired",
     }
 }
 

@@ -8,6 +8,7 @@
 //!
 //! * [`evidence`]: what is looked at.
 //! * `machines`: what is wrong with one machine.
+//! * `leaving`: what is wrong with one on its way out, or out.
 //! * `pairs`: what two machines have in common and must not.
 //! * `surroundings`: what is wrong with providers, the database, shepherds and ourselves.
 //!
@@ -24,6 +25,7 @@ use crate::model::machine_view::MachineName;
 use crate::model::time::Timestamp;
 
 pub mod evidence;
+mod leaving;
 mod machines;
 mod pairs;
 mod surroundings;
@@ -79,6 +81,8 @@ pub enum Kind {
     OutdatedAgent,
     ProviderDiscrepancy,
     ProviderFails,
+    RetiredListed,
+    RetirementStuck,
     SessionFlapping,
     SilentAgent,
     WorkFails,
@@ -86,7 +90,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, by name.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::AddressConflict,
         Self::Brake,
         Self::BudgetExhausted,
@@ -108,6 +112,8 @@ impl Kind {
         Self::OutdatedAgent,
         Self::ProviderDiscrepancy,
         Self::ProviderFails,
+        Self::RetiredListed,
+        Self::RetirementStuck,
         Self::SessionFlapping,
         Self::SilentAgent,
         Self::WorkFails,
@@ -138,6 +144,8 @@ impl Kind {
             Self::OutdatedAgent => "outdated-agent",
             Self::ProviderDiscrepancy => "provider-discrepancy",
             Self::ProviderFails => "provider-fails",
+            Self::RetiredListed => "retired-listed",
+            Self::RetirementStuck => "retirement-stuck",
             Self::SessionFlapping => "session-flapping",
             Self::SilentAgent => "silent-agent",
             Self::WorkFails => "work-fails",
@@ -165,6 +173,8 @@ impl Kind {
             | Self::LostWorkers
             | Self::ProviderDiscrepancy
             | Self::ProviderFails
+            | Self::RetiredListed
+            | Self::RetirementStuck
             | Self::SessionFlapping
             | Self::SilentAgent
             | Self::WorkFails => Severity::Warning,
@@ -246,6 +256,7 @@ impl Issue {
 #[must_use]
 pub fn issues(evidence: &Evidence) -> Vec<Issue> {
     let mut found = machines::found(evidence);
+    found.extend(leaving::found(evidence));
     found.extend(pairs::found(evidence));
     found.extend(surroundings::found(evidence));
     found.sort_by(|a, b| (a.severity, a.id, &a.about).cmp(&(b.severity, b.id, &b.about)));

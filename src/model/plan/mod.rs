@@ -68,6 +68,8 @@ pub struct FleetView {
     pub machines: Vec<MachineState>,
     /// Disturbances begun within the longest window that a budget or a brake looks back over.
     pub disturbed: Vec<Disturbed>,
+    /// When providers were told to take machines back, within the window of that budget.
+    pub released: Vec<Timestamp>,
 }
 
 /// One machine of it.
@@ -200,7 +202,8 @@ impl<'a> Future<'a> {
                 awaited: Vec::new(),
             })
             .collect();
-        let fleet = Fleet { machines, disturbed: view.disturbed.clone() };
+        let (disturbed, released) = (view.disturbed.clone(), view.released.clone());
+        let fleet = Fleet { machines, disturbed, released };
         let mut future = Self { now: view.at, policy: &view.policy, fleet, events: BTreeSet::new() };
         for machine in 0..future.fleet.machines.len() {
             if future.fleet.machines[machine].first_report_is_awaited() {

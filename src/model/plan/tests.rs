@@ -57,7 +57,7 @@ fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
         facts,
     };
     let machines = machines.into_iter().map(state).collect();
-    FleetView { at: at(0), policy: Arc::new(policy), machines, disturbed: Vec::new() }
+    FleetView { at: at(0), policy: Arc::new(policy), machines, disturbed: Vec::new(), released: Vec::new() }
 }
 
 /// (seconds, machine, process, the beginning of what is done) within `minutes`.

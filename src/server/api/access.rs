@@ -55,6 +55,10 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Machines/Release", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/Retry", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/AllowHostKey", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/Retire", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/CancelRetire", Role::Operator, About::Machines),
+    // What it leaves undone is undone for good.
+    rule("shepherd.fleet.v1.Machines/Waive", Role::Admin, About::Machines),
     rule("shepherd.fleet.v1.Sessions/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Work/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Schedule/List", Role::Viewer, About::Fleet),

@@ -36,6 +36,7 @@ pub mod openapi;
 pub mod orders;
 pub mod pages;
 pub mod refusal;
+pub mod retiring;
 pub mod server;
 pub mod site;
 pub mod texts;

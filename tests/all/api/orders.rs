@@ -115,7 +115,14 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> anyhow::Re
 /// A request of this call that can be carried out.
 fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Result<Value> {
     let mut body = match rpc {
-        "Machines/Hold" | "Machines/Release" | "Machines/Retry" => json!({ "machine": machine }),
+        "Machines/Hold" | "Machines/Release" | "Machines/Retry" | "Machines/CancelRetire" => {
+            json!({ "machine": machine })
+        }
+        "Machines/Retire" => json!({ "machine": machine, "wipe": true }),
+        "Machines/Waive" => {
+            let known = format!("rack/{machine} is not wiped");
+            json!({ "machine": machine, "stage": "wipe", "iKnow": known })
+        }
         "Machines/AllowHostKey" => json!({ "machine": machine, "fingerprint": key(2).fingerprint() }),
         "Credentials/Create" => json!({ "name": "kim", "role": "viewer" }),
         "Credentials/Revoke" => json!({ "credential": credential }),
