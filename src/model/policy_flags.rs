@@ -127,6 +127,8 @@ impl PolicyFlags {
             ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
             ("--update_interval_stable", policy.update_interval_stable),
             ("--update_interval_unstable", policy.update_interval_unstable),
+            ("--retirement_wipe_timeout", policy.retirement_wipe_timeout),
+            ("--retirement_release_timeout", policy.retirement_release_timeout),
         ] {
             if span.is_some_and(|span| span.0.is_zero()) {
                 return Err(format!("{flag} 0s leaves no time at all; give for example 1s"));

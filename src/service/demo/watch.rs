@@ -139,6 +139,10 @@ Ask what Shepherd knows and does about it:
   {ctl} --bmdb_url {database} get machines
   {ctl} --bmdb_url {database} why {one}
   {ctl} --bmdb_url {database} timeline {one}
+
+Give a machine back, and watch it leave:
+
+  {ctl} --bmdb_url {database} retire {one} --reason 'trying it'
 {metrics}
 Ctrl-C ends the demo and {end}.
 "
