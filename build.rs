@@ -3,11 +3,14 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 4] = [
+const CONTRACTS: [&str; 7] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/fleet/v1/access.proto",
     "shepherd/fleet/v1/fleet.proto",
+    "shepherd/fleet/v1/loops.proto",
     "shepherd/fleet/v1/machines.proto",
+    "shepherd/fleet/v1/orders.proto",
+    "shepherd/fleet/v1/outlook.proto",
 ];
 /// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them.
 const TOLD: &[&str] = CONTRACTS.split_at(1).1;
@@ -18,6 +21,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(CONTRACTS, ["proto"])?;
     tonic_prost_build::configure()
         .codec_path("crate::proto::codec::BoundedCodec")
+        // An order is known by its bytes, and so is a change in a watch: what is the same must be encoded the same.
+        .btree_map(".shepherd.fleet.v1.Machine.labels")
+        .btree_map(".shepherd.fleet.v1.LabelRequest")
+        .btree_map(".shepherd.fleet.v1.LabelEach")
         .compile_fds(descriptors)?;
     let mut told = protox::Compiler::new(["proto"])?;
     told.include_imports(true).include_source_info(true).open_files(TOLD)?;

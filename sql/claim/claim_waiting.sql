@@ -56,6 +56,7 @@ told AS (
 SELECT c.candidates AS "candidates!", c.sessions AS "sessions!",
        t.machine_id AS "machine_id?", t.lane AS "lane?", t.fence AS "fence?",
        t.lease_session AS "session_id?", t.provider AS "provider?", t.priority AS "priority?",
-       t.bucket AS "bucket?", t.ready_at AS "ready_at?"
+       t.bucket AS "bucket?", t.ready_at AS "ready_at?",
+       EXTRACT(EPOCH FROM clock_timestamp() - t.ready_at)::FLOAT8 AS "waited?"
 FROM (SELECT (SELECT count(*) FROM candidate) AS candidates, (SELECT count(*) FROM live) AS sessions) c
 LEFT JOIN taken t ON TRUE

@@ -1,8 +1,9 @@
--- The newest lines of a machine's history, newest first.
+-- The newest lines of a machine's history up to a moment, newest first; those of it that were told are passed over.
 SELECT h.at, h.event, h.lane, h.fence, h.process, h.session_id, h.detail, s.component AS "component?",
        s.runtime_info AS "runtime_info?"
 FROM history h
 LEFT JOIN session s ON s.session_id = h.session_id
-WHERE h.machine_id = $1
-ORDER BY h.at DESC, h.fence DESC NULLS LAST, h.edge NULLS LAST
-LIMIT $2
+WHERE h.machine_id = $1 AND h.at <= COALESCE($2, 'infinity'::TIMESTAMPTZ)
+ORDER BY h.at DESC, h.fence DESC NULLS LAST, h.edge NULLS LAST, h.event, h.detail
+LIMIT $3
+OFFSET $4

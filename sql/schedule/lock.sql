@@ -1,7 +1,7 @@
 -- Both lanes, in lane order, before any fact is read: a fact that changes while this waits is then
 -- seen, and nobody else can change one until this transaction ends.
 SELECT machine_id, lane, process, provider, priority, ready_at, timer, reason, deadline, phase_index,
-       rules_version, policy_version, lease_session, fence
+       phase_since, rules_version, policy_version, lease_session, fence
 FROM machine_due
 WHERE machine_id = $1
 ORDER BY lane

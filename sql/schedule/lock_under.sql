@@ -5,7 +5,7 @@ WITH guard AS MATERIALIZED (
     WHERE session_id = $1 AND closed_at IS NULL AND deadline > clock_timestamp()
     FOR KEY SHARE)
 SELECT machine_id, lane, process, provider, priority, ready_at, timer, reason, deadline, phase_index,
-       rules_version, policy_version, lease_session, fence
+       phase_since, rules_version, policy_version, lease_session, fence
 FROM machine_due
 WHERE machine_id = $2 AND EXISTS (SELECT 1 FROM guard)
 ORDER BY lane

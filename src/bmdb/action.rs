@@ -11,6 +11,7 @@ use crate::bmdb::facts::Snapshot;
 use crate::bmdb::work::Decision;
 use crate::model::facts::{Hold, HoldScope, MachineFacts};
 use crate::model::host_key::PinnedHostKey;
+use crate::model::label::{self, Labels};
 use crate::model::needs_human::Obstacle;
 use crate::model::process::{Lane, Process};
 use crate::model::telling::{absolute, relative};
@@ -162,6 +163,42 @@ pub fn retry(facts: &MachineFacts, by: &str) -> Decision<Done> {
     )
 }
 
+/// A quarantine by hand. It lasts until it is released by hand, too: a provider's list explains only what the
+/// list was the reason of.
+#[must_use]
+pub fn quarantine(facts: &MachineFacts, by: &str) -> Decision<Done> {
+    if let Some(fact) = &facts.quarantine {
+        return Done::nothing(format!("is quarantined already ({}); nothing was changed", fact.reason));
+    }
+    Done::changed(
+        vec![FactChange::Quarantined(by.to_owned())],
+        "QuarantineOrdered",
+        by.to_owned(),
+        "is quarantined until `release --quarantine`; work under way on it is told to stop",
+    )
+}
+
+/// Other labels, or a sentence why it cannot have them.
+pub fn label(present: &Labels, set: &Labels, remove: &[String], by: &str) -> Result<Decision<Done>, String> {
+    let labels = label::relabelled(present, set, remove)?;
+    if labels == *present {
+        return Ok(Done::nothing("is labelled so already; nothing was changed"));
+    }
+    let said = match label::told(&labels) {
+        none if none.is_empty() => "has no label any more".to_owned(),
+        told => format!("is labelled {told}"),
+    };
+    let detail = format!("{} in place of {}, {by}", quoted(&labels), quoted(present));
+    Ok(Done::changed(vec![FactChange::Labelled(labels)], "Labelled", detail, said))
+}
+
+fn quoted(labels: &Labels) -> String {
+    match label::told(labels) {
+        none if none.is_empty() => "no label".to_owned(),
+        told => told,
+    }
+}
+
 /// A ladder that was climbed to its end would end again at once, so it begins anew.
 fn ask_no_person(facts: &MachineFacts) -> Vec<FactChange> {
     let mut changes = vec![FactChange::NeedsHumanCleared];
@@ -233,8 +270,11 @@ fn after_host_key(facts: &MachineFacts) -> Vec<FactChange> {
 
 /// What orders are about, for the audit: before one and after it.
 #[must_use]
-pub fn ordered_about(facts: &MachineFacts, keys: Option<&PinnedHostKey>) -> Value {
+pub fn ordered_about(facts: &MachineFacts, keys: Option<&PinnedHostKey>, labels: &Labels) -> Value {
     let mut told = Map::new();
+    if !labels.is_empty() {
+        told.insert("labels".into(), json!(labels));
+    }
     if let Some(keys) = keys {
         let refused = keys.refused.as_ref().map(|(key, _)| key.fingerprint());
         told.insert("ssh_host_key".into(), json!({ "pinned": keys.key.fingerprint(), "refused": refused }));
@@ -293,6 +333,32 @@ mod tests {
         assert_eq!(read_until("2026-11-20T19:00:00+01:00").unwrap(), Until::At(moment));
         for text in ["", "soon", "2", "2026-11-20"] {
             assert_eq!(read_until(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn machine_is_quarantined_by_hand_once_and_labelled_where_that_makes_a_difference() {
+        let mut facts = MachineFacts::unknown(
+            crate::model::ids::MachineId(uuid::Uuid::from_u128(1)),
+            Timestamp::UNIX_EPOCH,
+        );
+        let decided = quarantine(&facts, "by kim: its fan rattles");
+        assert_eq!(decided.changes, [FactChange::Quarantined("by kim: its fan rattles".into())]);
+        facts.quarantine =
+            Some(crate::model::facts::Quarantine { since: Timestamp::UNIX_EPOCH, reason: "by lee".into() });
+        let again = quarantine(&facts, "by kim");
+        assert!(again.changes.is_empty() && again.answer.said.contains("by lee"), "{again:?}");
+
+        let row = |value: &str| Labels::from([("row".to_owned(), value.to_owned())]);
+        for (present, set, remove, expected) in [
+            (Labels::new(), row("7"), vec![], Some("is labelled row=7")),
+            (row("7"), row("7"), vec![], None),
+            (row("7"), Labels::new(), vec!["row".to_owned()], Some("has no label any more")),
+            (Labels::new(), Labels::new(), vec!["row".to_owned()], None),
+        ] {
+            let decided = label(&present, &set, &remove, "by kim").unwrap();
+            let said = decided.answer.changed.then_some(decided.answer.said.as_str());
+            assert_eq!((said, decided.changes.is_empty()), (expected, expected.is_none()), "{present:?}");
         }
     }
 }

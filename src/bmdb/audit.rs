@@ -21,6 +21,7 @@ use uuid::Uuid;
 use crate::bmdb::action::{Done, allow_host_key, ordered_about};
 use crate::bmdb::change::apply;
 use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::each::Each;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
 use crate::bmdb::inspect::host_keys;
@@ -28,6 +29,7 @@ use crate::bmdb::schedule::{lock, reschedule, tell};
 use crate::bmdb::work::Decision;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::ids::MachineId;
+use crate::model::label::Labels;
 use crate::model::time::Timestamp;
 
 const SAVEPOINT: &str = include_str!("../../sql/action/savepoint.sql");
@@ -109,8 +111,19 @@ pub fn request_digest(said: &[u8]) -> [u8; 32] {
     bytes
 }
 
-/// What an order makes of a machine and its host keys.
-type Decide = dyn Fn(&Snapshot, Option<&PinnedHostKey>) -> Result<Decision<Done>, BmdbError> + Send + Sync;
+/// What an order about a machine is decided on.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its facts.
+    pub snapshot: Snapshot,
+    /// Its host keys, once one was seen.
+    pub keys: Option<PinnedHostKey>,
+    /// Its labels.
+    pub labels: Labels,
+}
+
+/// What an order makes of a machine.
+type Decide = dyn Fn(&Known) -> Result<Decision<Done>, BmdbError> + Send + Sync;
 
 impl Bmdb {
     /// Carries out an order about one machine, with its line in the audit.
@@ -123,7 +136,7 @@ impl Bmdb {
     where
         F: Fn(&Snapshot) -> Decision<Done> + Send + Sync + 'static,
     {
-        self.order(order, machine, Arc::new(move |snapshot, _| Ok(decide(snapshot)))).await
+        self.order(order, machine, Arc::new(move |known| Ok(decide(&known.snapshot)))).await
     }
 
     /// The same for an order that may be refused for what it finds, with a reason for programs and a sentence
@@ -137,8 +150,8 @@ impl Bmdb {
     where
         F: Fn(&Snapshot) -> Result<Decision<Done>, (&'static str, String)> + Send + Sync + 'static,
     {
-        let decide = move |snapshot: &Snapshot, _: Option<&PinnedHostKey>| {
-            decide(snapshot).map_err(|(reason, said)| BmdbError::OrderRefused { reason, said })
+        let decide = move |known: &Known| {
+            decide(&known.snapshot).map_err(|(reason, said)| BmdbError::OrderRefused { reason, said })
         };
         self.order(order, machine, Arc::new(decide)).await
     }
@@ -151,11 +164,23 @@ impl Bmdb {
         machine: MachineId,
         (name, fingerprint, by): (String, String, String),
     ) -> Result<Carried, BmdbError> {
-        let decide = move |snapshot: &Snapshot, keys: Option<&PinnedHostKey>| {
-            allow_host_key(&snapshot.facts, keys, &name, &fingerprint, &by)
+        let decide = move |known: &Known| {
+            allow_host_key(&known.snapshot.facts, known.keys.as_ref(), &name, &fingerprint, &by)
                 .map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_KEY", said })
         };
         self.order(order, machine, Arc::new(decide)).await
+    }
+
+    /// Carries out an order that may be given about many machines, about one.
+    pub async fn order_each(
+        &self,
+        order: Order,
+        machine: MachineId,
+        each: Each,
+        who: String,
+    ) -> Result<Carried, BmdbError> {
+        let reason = Some(order.reason.clone()).filter(|reason| !reason.is_empty());
+        self.order(order, machine, Arc::new(move |known| each.decide(known, &who, reason.as_deref()))).await
     }
 
     async fn order(
@@ -246,10 +271,13 @@ async fn carry_out(
     if let Some(expected) = order.expected_version.filter(|expected| *expected != found) {
         return Err(BmdbError::OtherVersion { machine: order.target.clone(), found, expected });
     }
-    let snapshot = read(tx, machine).await?;
-    let keys = host_keys(tx, machine).await?;
-    let decision = decide(&snapshot, keys.as_ref())?;
-    let before = ordered_about(&snapshot.facts, keys.as_ref());
+    let known = Known {
+        snapshot: read(tx, machine).await?,
+        keys: host_keys(tx, machine).await?,
+        labels: labels(tx, machine).await?,
+    };
+    let decision = decide(&known)?;
+    let before = ordered_about(&known.snapshot.facts, known.keys.as_ref(), &known.labels);
     let mut after = before.clone();
     begin_attempt(tx, order).await?;
     if !decision.changes.is_empty() || !decision.events.is_empty() {
@@ -264,13 +292,29 @@ async fn carry_out(
                 .await
                 .doing(WHAT)?;
         }
-        after = ordered_about(&rescheduled.snapshot.facts, host_keys(tx, machine).await?.as_ref());
+        let (keys, labels) = (host_keys(tx, machine).await?, labels(tx, machine).await?);
+        after = ordered_about(&rescheduled.snapshot.facts, keys.as_ref(), &labels);
         for (event, detail) in &decision.events {
             tell(tx, machine, event, detail).await?;
         }
     }
     end_attempt(tx, order).await?;
     write_down(tx, order, Some(machine), decision.answer, Some(before), Some(after)).await
+}
+
+/// A machine's labels.
+pub async fn labels(tx: &mut PgConnection, machine: MachineId) -> Result<Labels, BmdbError> {
+    let stored = sqlx::query_file_scalar!("sql/facts/labels.sql", machine.0)
+        .fetch_optional(tx)
+        .await
+        .doing("reading a machine's labels")?;
+    Ok(understood(stored))
+}
+
+/// Labels as they are stored. What is no label was written by nobody, and is passed over.
+#[must_use]
+pub fn understood(stored: Option<Value>) -> Labels {
+    stored.and_then(|stored| serde_json::from_value(stored).ok()).unwrap_or_default()
 }
 
 /// Stands before whatever an order changes, so that a dry run can undo it.

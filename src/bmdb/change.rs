@@ -13,6 +13,7 @@ use crate::bmdb::retirement::{self, RetirementChange};
 use crate::model::backoff::BackoffFact;
 use crate::model::facts::{Hold, Postponement, Recovery};
 use crate::model::ids::MachineId;
+use crate::model::label::Labels;
 use crate::model::needs_human::Obstacle;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
@@ -77,6 +78,8 @@ pub enum FactChange {
     Quarantined(String),
     /// It was explained.
     QuarantineCleared,
+    /// Its labels are these from now on.
+    Labelled(Labels),
     /// An operator stops work on it.
     Held(Hold),
     /// The stop is over.
@@ -281,6 +284,12 @@ pub(crate) async fn apply(
         }
         FactChange::QuarantineCleared => {
             sqlx::query_file!("sql/change/quarantine_cleared.sql", id).execute(tx).await
+        }
+        FactChange::Labelled(labels) if labels.is_empty() => {
+            sqlx::query_file!("sql/change/labels_cleared.sql", id).execute(tx).await
+        }
+        FactChange::Labelled(labels) => {
+            sqlx::query_file!("sql/change/labels_set.sql", id, serde_json::json!(labels)).execute(tx).await
         }
         FactChange::Held(hold) => {
             sqlx::query_file!(

@@ -169,6 +169,12 @@ impl Claimer {
         &self.sessions.inner.bmdb
     }
 
+    /// Claims on machines of these providers from now on. What is known of the others is kept for when they
+    /// come back.
+    pub fn only(&mut self, providers: Vec<String>) {
+        self.providers = providers;
+    }
+
     /// Asks whether anything is due that could be claimed. One index probe, whatever the size of the
     /// fleet; a second statement only when what is due first is not for this process.
     pub async fn probe(&self) -> Result<Next, BmdbError> {
@@ -237,7 +243,8 @@ impl Claimer {
             let Some(session) = idle.iter().find(|candidate| candidate.id() == SessionId(session)) else {
                 continue;
             };
-            work.push(Work::take(&self.sessions, session, MachineId(machine), self.process, fence));
+            let claimed = Work::take(&self.sessions, session, MachineId(machine), self.process, fence);
+            work.push(claimed.having_waited(row.waited));
             if let (Some(provider), Some(priority), Some(bucket), Some(ready_at)) =
                 (row.provider, row.priority, row.bucket, row.ready_at)
             {
@@ -404,6 +411,7 @@ struct ClaimRow {
     priority: Option<i64>,
     bucket: Option<i64>,
     ready_at: Option<Timestamp>,
+    waited: Option<f64>,
 }
 
 async fn send(bmdb: &Bmdb, parameters: Parameters) -> Result<Vec<ClaimRow>, BmdbError> {

@@ -9,17 +9,19 @@
 //! what became of that is unknown.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, Executor as _, PgConnection, PgPool, Postgres};
+use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, Postgres};
 use tokio::sync::watch;
 
+use crate::bmdb::attempt::{Tried, result_of, try_once};
 use crate::bmdb::error::{BmdbError, Remedy, conflict_pause, is_lock_not_available, remedy};
+use crate::bmdb::left_phases;
 use crate::bmdb::metrics::BmdbMetrics;
 use crate::model::policy::Policy;
 
@@ -81,6 +83,8 @@ pub struct ConnectionSettings {
     pub max_connections: u32,
     /// Name shown in the server's list of connections.
     pub application: String,
+    /// Whether it looks for somebody on the network, so that whatever is looked at is let go soon (`look.rs`).
+    pub brief: bool,
     /// First parts of `search_path`, for tests that bring a clock of their own.
     pub search_path: Option<String>,
 }
@@ -99,6 +103,7 @@ impl ConnectionSettings {
             dialect: Dialect::POSTGRES,
             max_connections: 16,
             application: application.to_owned(),
+            brief: false,
             search_path: None,
         })
     }
@@ -115,10 +120,11 @@ impl ConnectionSettings {
 
     fn connect_options(&self) -> PgConnectOptions {
         let isolation = if self.dialect.serializable { "serializable" } else { "read committed" };
+        let (silence, statement) = if self.brief { ("2500ms", "2500ms") } else { ("5s", "10s") };
         let mut settings = vec![
             ("default_transaction_isolation", isolation.to_owned()),
-            ("idle_in_transaction_session_timeout", "5s".to_owned()),
-            ("statement_timeout", "10s".to_owned()),
+            ("idle_in_transaction_session_timeout", silence.to_owned()),
+            ("statement_timeout", statement.to_owned()),
             ("lock_timeout", "5s".to_owned()),
             ("tcp_keepalives_idle", "10".to_owned()),
             ("tcp_keepalives_interval", "5".to_owned()),
@@ -167,10 +173,6 @@ impl std::fmt::Debug for Bmdb {
     }
 }
 
-// Not sqlx's own transactions: they roll back what a commit has ended already.
-const BEGIN: &str = include_str!("../../sql/transaction/begin.sql");
-const COMMIT: &str = include_str!("../../sql/transaction/commit.sql");
-const ROLLBACK: &str = include_str!("../../sql/transaction/rollback.sql");
 /// How often a transaction that loses against others is run before that is an error. Beside six others on
 /// small tables a SERIALIZABLE one was seen to lose every second time: with twelve tries a busy host would
 /// refuse a heartbeat every few thousand.
@@ -227,6 +229,13 @@ impl Bmdb {
     #[must_use]
     pub fn pool(&self) -> &PgPool {
         &self.inner.pool
+    }
+
+    /// Connections of the common pool that are idle, and those in use.
+    pub(crate) fn pool_use(&self) -> (u64, u64) {
+        let pool = &self.inner.pool;
+        let idle = u64::try_from(pool.num_idle()).unwrap_or(u64::MAX);
+        (idle, u64::from(pool.size()).saturating_sub(idle))
     }
 
     /// A connection of its own: sessions are renewed on one, so that no other work delays that.
@@ -299,8 +308,9 @@ impl Bmdb {
                 let mut connection = bmdb.acquire(what).await?;
                 // Should `body` panic: a transaction is open then.
                 connection.close_on_drop();
-                let tried = tokio::time::timeout(TRANSACTION_LIMIT, try_once(what, &mut connection, &body));
-                let Ok((tried, is_sound)) = tried.await else {
+                let tried = left_phases::noted(try_once(what, &mut connection, &body));
+                let Ok(((tried, is_sound), left)) = tokio::time::timeout(TRANSACTION_LIMIT, tried).await
+                else {
                     return Err(bmdb.unanswered(what, connection, TRANSACTION_LIMIT));
                 };
                 if is_sound {
@@ -311,6 +321,9 @@ impl Bmdb {
                 match tried {
                     Tried::Done(result) => {
                         bmdb.metrics().transaction(what, result_of(&result));
+                        if result.is_ok() {
+                            left_phases::count(bmdb.metrics(), left);
+                        }
                         return result;
                     }
                     Tried::Failed { error, committing } => {
@@ -355,7 +368,10 @@ impl Bmdb {
     }
 
     async fn acquire(&self, what: &'static str) -> Result<PoolConnection<Postgres>, BmdbError> {
-        self.inner.pool.acquire().await.map_err(|source| {
+        let asked = Instant::now();
+        let connection = self.inner.pool.acquire().await;
+        self.metrics().pool_wait.observe(asked.elapsed().as_secs_f64());
+        connection.map_err(|source| {
             self.metrics().transaction(what, "failed");
             BmdbError::Statement { what, source }
         })
@@ -414,50 +430,6 @@ fn give_back(mut connection: PoolConnection<Postgres>) {
         GIVEN_BACK
             .scope((), async move { tokio::time::timeout(TEST_LIMIT, connection.return_to_pool()).await }),
     );
-}
-
-/// How a transaction that ran to its end is counted.
-fn result_of<T>(result: &Result<T, BmdbError>) -> &'static str {
-    match result {
-        Ok(_) => "done",
-        Err(error) if error.is_lock_not_available() => "locked",
-        Err(BmdbError::Statement { .. }) => "failed",
-        Err(_) => "refused",
-    }
-}
-
-enum Tried<T> {
-    Done(Result<T, BmdbError>),
-    Failed { error: sqlx::Error, committing: bool },
-}
-
-/// Runs `body` in a transaction, and says whether the connection is good for another one.
-async fn try_once<T, F>(what: &'static str, connection: &mut PgConnection, body: &F) -> (Tried<T>, bool)
-where
-    F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Sync,
-{
-    if let Err(source) = connection.execute(BEGIN).await {
-        return (Tried::Done(Err(BmdbError::Statement { what, source })), true);
-    }
-    match body(connection).await {
-        Ok(value) => match connection.execute(COMMIT).await {
-            Ok(_) => (Tried::Done(Ok(value)), true),
-            // It is over, one way or the other: to roll it back now is what the server warns of.
-            Err(error) => (Tried::Failed { error, committing: true }, true),
-        },
-        Err(error) => {
-            // Where `body` gave a statement up half-way, its end is what this hears, and the transaction stays
-            // open and aborted on a connection that answers every test.
-            let undone = connection.execute(ROLLBACK).await.is_ok();
-            let tried = match error {
-                BmdbError::Statement { source, .. } if remedy(&source, false) == Remedy::Again => {
-                    Tried::Failed { error: source, committing: false }
-                }
-                other => Tried::Done(Err(other)),
-            };
-            (tried, undone)
-        }
-    }
 }
 
 /// Whether a pooled connection still answers. The pool's own test waits for ever for one behind a

@@ -14,6 +14,7 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::fleet_view::PAGE;
 use crate::bmdb::inspect;
+use crate::bmdb::pause::pauses;
 use crate::bmdb::retention::TABLES;
 use crate::model::drift::drift_of;
 use crate::model::ids::MachineId;
@@ -46,13 +47,14 @@ impl Bmdb {
             after = last;
         }
         let disturbed = self.disturbances_within(policy.longest_window()).await?;
-        let (at, providers, brakes, sessions) = self
+        let (at, providers, brakes, pauses, sessions) = self
             .inspect(|tx| {
                 Box::pin(async move {
                     let now = inspect::now(tx).await?;
                     let providers = inspect::providers(tx).await?;
                     let brakes = inspect::brakes(tx).await?;
-                    Ok((now, providers, brakes, living_sessions(tx, now).await?))
+                    let pauses = pauses(tx).await?;
+                    Ok((now, providers, brakes, pauses, living_sessions(tx, now).await?))
                 })
             })
             .await?;
@@ -77,6 +79,7 @@ impl Bmdb {
                 })
                 .collect(),
             brakes,
+            pauses,
             sessions,
             expired,
             listening_since,
@@ -187,7 +190,10 @@ impl Bmdb {
 /// Sessions that live at `now`, oldest first. Where every shepherd died nobody is left to close what was
 /// theirs, so that their rows say nothing.
 async fn living_sessions(tx: &mut PgConnection, now: Timestamp) -> Result<Vec<SessionEvidence>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/sessions.sql", SESSIONS).fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/inspect/sessions.sql", Uuid::nil(), SESSIONS)
+        .fetch_all(tx)
+        .await
+        .doing(WHAT)?;
     let living = rows.into_iter().filter(|row| row.deadline > now).map(|row| {
         let text = |key: &str| row.runtime_info.get(key).and_then(|value| value.as_str());
         SessionEvidence {

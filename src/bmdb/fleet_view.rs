@@ -45,7 +45,8 @@ impl Bmdb {
         let disturbed = self.disturbances_within(policy.longest_window()).await?;
         let released = self.released_within(policy.release_budget.window).await?;
         let at = self.database_clock().await?;
-        Ok(FleetView { at, policy, machines, disturbed, released })
+        let pauses = self.pauses().await?;
+        Ok(FleetView { at, policy, machines, disturbed, released, pauses })
     }
 
     /// Disturbances begun within `window`, oldest first.

@@ -13,6 +13,7 @@
 
 use std::sync::Arc;
 
+use chrono::DateTime;
 use futures::future::BoxFuture;
 use serde::Serialize;
 use sqlx::{Executor, PgConnection};
@@ -21,10 +22,13 @@ use uuid::Uuid;
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
+use crate::bmdb::look::Looks;
 use crate::bmdb::newer_fence::newer_fence_of;
+use crate::bmdb::pause::pauses;
 use crate::bmdb::policy::policy_of_version;
 use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
+use crate::model::label::Labels;
 use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName, MachineView};
 use crate::model::time::Timestamp;
 
@@ -55,6 +59,8 @@ pub struct MachineLine {
     pub ready_at: Option<Timestamp>,
     /// Why that and not earlier.
     pub reason: String,
+    /// What people say of it.
+    pub labels: Labels,
 }
 
 /// A line of history.
@@ -115,6 +121,51 @@ pub struct WorkLine {
     pub work: Holder,
 }
 
+/// A place in the list of live work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkPlace {
+    /// When the item there was begun.
+    pub since: Timestamp,
+    /// On which machine.
+    pub machine: Uuid,
+    /// In which lane.
+    pub lane: String,
+}
+
+impl WorkPlace {
+    /// Before all of it.
+    fn beginning() -> Self {
+        Self { since: DateTime::UNIX_EPOCH, machine: Uuid::nil(), lane: String::new() }
+    }
+
+    /// The place of an item.
+    #[must_use]
+    pub fn of(line: &WorkLine) -> Self {
+        Self { since: line.work.since, machine: line.name.machine, lane: line.lane.clone() }
+    }
+}
+
+/// A place in a machine's history. Several things may happen at one moment, and lines have no number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryPlace {
+    /// The moment of the line there.
+    pub at: Timestamp,
+    /// How many lines of that moment are before the place.
+    pub told: i64,
+}
+
+impl HistoryPlace {
+    /// The place after `lines`, which follow `before`; `None` where there are none.
+    #[must_use]
+    pub fn after(before: Option<Self>, lines: &[HistoryLine]) -> Option<Self> {
+        let at = lines.last()?.at;
+        let here = lines.iter().rev().take_while(|line| line.at == at).count();
+        let of_before = before.filter(|place| place.at == at && here == lines.len());
+        let told = i64::try_from(here).unwrap_or(i64::MAX);
+        Some(Self { at, told: told.saturating_add(of_before.map_or(0, |place| place.told)) })
+    }
+}
+
 /// What a provider answered last.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProviderLine {
@@ -164,6 +215,9 @@ impl Bmdb {
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
     {
+        if self.settings().brief {
+            return Looks::of(self.clone()).look(body).await;
+        }
         let body = Arc::new(body);
         self.transact(WHAT, move |tx| {
             let body = body.clone();
@@ -193,6 +247,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
     let lanes = lanes(tx, machine).await?;
     let host_keys = host_keys(tx, machine).await?;
     let brakes = brakes(tx).await?;
+    let pauses = pauses(tx).await?;
     let open_sessions =
         sqlx::query_file_scalar!("sql/inspect/open_sessions.sql").fetch_one(&mut *tx).await.doing(WHAT)?;
     let newer_fence = newer_fence_of(tx, machine).await?;
@@ -204,6 +259,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
         lanes,
         host_keys,
         brakes,
+        pauses,
         open_sessions,
         newer_fence,
     })
@@ -270,9 +326,9 @@ pub async fn machines_near(
         .collect())
 }
 
-/// Open sessions, oldest first.
-pub async fn sessions(tx: &mut PgConnection, limit: i64) -> Result<Vec<SessionLine>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/sessions.sql", limit).fetch_all(tx).await.doing(WHAT)?;
+/// Open sessions after one, oldest first; all of them follow the nil UUID.
+pub async fn sessions(tx: &mut PgConnection, after: Uuid, limit: i64) -> Result<Vec<SessionLine>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/sessions.sql", after, limit).fetch_all(tx).await.doing(WHAT)?;
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -292,9 +348,18 @@ pub async fn sessions(tx: &mut PgConnection, limit: i64) -> Result<Vec<SessionLi
         .collect())
 }
 
-/// Live work, longest running first.
-pub async fn work(tx: &mut PgConnection, limit: i64) -> Result<Vec<WorkLine>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/work.sql", limit).fetch_all(tx).await.doing(WHAT)?;
+/// Live work after one item, or all, longest running first.
+pub async fn work(
+    tx: &mut PgConnection,
+    after: Option<&WorkPlace>,
+    limit: i64,
+) -> Result<Vec<WorkLine>, BmdbError> {
+    let beginning = WorkPlace::beginning();
+    let WorkPlace { since, machine, lane } = after.unwrap_or(&beginning);
+    let rows = sqlx::query_file!("sql/inspect/work.sql", since, machine, lane, limit)
+        .fetch_all(tx)
+        .await
+        .doing(WHAT)?;
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -332,14 +397,18 @@ pub async fn brakes(tx: &mut PgConnection) -> Result<Vec<BrakeLine>, BmdbError> 
     sqlx::query_file_as!(BrakeLine, "sql/inspect/brakes.sql").fetch_all(tx).await.doing(WHAT)
 }
 
-/// The newest lines of a machine's history, newest first.
+/// The newest lines of a machine's history, newest first, or those that follow a place.
 pub async fn history(
     tx: &mut PgConnection,
     machine: MachineId,
+    after: Option<HistoryPlace>,
     limit: i64,
 ) -> Result<Vec<HistoryLine>, BmdbError> {
-    let rows =
-        sqlx::query_file!("sql/inspect/history.sql", machine.0, limit).fetch_all(tx).await.doing(WHAT)?;
+    let (at, told) = (after.map(|place| place.at), after.map_or(0, |place| place.told));
+    let rows = sqlx::query_file!("sql/inspect/history.sql", machine.0, at, limit, told)
+        .fetch_all(tx)
+        .await
+        .doing(WHAT)?;
     Ok(rows
         .into_iter()
         .map(|row| HistoryLine {
@@ -428,6 +497,41 @@ impl Runtime {
             host: text("host"),
             pid: info.get("pid").and_then(serde_json::Value::as_i64),
             version: text("version"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_in_a_history_counts_what_happened_at_one_moment() {
+        let at = |seconds: i64| DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
+        let lines = |moments: &[i64]| -> Vec<HistoryLine> {
+            let line = |&seconds: &i64| HistoryLine {
+                at: at(seconds),
+                event: "held".to_owned(),
+                lane: None,
+                fence: None,
+                process: None,
+                session: None,
+                component: None,
+                host: None,
+                detail: None,
+            };
+            moments.iter().map(line).collect()
+        };
+        let place = |seconds, told| Some(HistoryPlace { at: at(seconds), told });
+        for (before, moments, expected) in [
+            (None, &[][..], None),
+            (None, &[5, 4, 3], place(3, 1)),
+            (None, &[5, 3, 3], place(3, 2)),
+            (place(3, 2), &[3, 3], place(3, 4)),
+            (place(3, 2), &[3, 2], place(2, 1)),
+            (place(9, 2), &[3, 3], place(3, 2)),
+        ] {
+            assert_eq!(HistoryPlace::after(before, &lines(moments)), expected, "{before:?} {moments:?}");
         }
     }
 }

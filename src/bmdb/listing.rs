@@ -11,11 +11,13 @@ use sqlx::PgConnection;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::bmdb::audit::understood;
 use crate::bmdb::connection::Doing as _;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect::MachineLine;
 use crate::bmdb::tags::TagTables;
 use crate::model::access::Scope;
+use crate::model::label::Wanted;
 use crate::model::machine_view::MachineName;
 use crate::model::phase::Phase;
 use crate::model::time::Timestamp;
@@ -42,6 +44,8 @@ pub struct Filter {
     pub manufacturers: Vec<String>,
     /// Products.
     pub products: Vec<String>,
+    /// Labels there must all be.
+    pub labels: Vec<Wanted>,
 }
 
 /// A machine of a list, with what it is filtered by.
@@ -124,6 +128,7 @@ struct Row {
     manufacturer: Option<String>,
     product: Option<String>,
     timer: bool,
+    labels: Option<serde_json::Value>,
 }
 
 impl From<Row> for Listed {
@@ -143,12 +148,19 @@ impl From<Row> for Listed {
             process: row.process,
             ready_at: row.ready_at,
             reason: row.reason,
+            labels: understood(row.labels),
         };
         Self { line, manufacturer: row.manufacturer, product: row.product, timer: row.timer }
     }
 }
 
 impl Filter {
+    /// Whether it leaves out nobody.
+    #[must_use]
+    pub fn means_everybody(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// Whether machines of this phase and provider may be meant.
     #[must_use]
     pub fn wants_class(&self, phase: &str, provider: &str, scope: &Scope) -> bool {
@@ -168,6 +180,7 @@ impl Filter {
         located
             && among(&self.manufacturers, listed.manufacturer.as_ref())
             && among(&self.products, listed.product.as_ref())
+            && self.labels.iter().all(|wanted| wanted.holds(&listed.line.labels))
     }
 }
 
@@ -202,7 +215,8 @@ pub async fn machines(
     let exact = filter.locations.is_empty()
         && filter.tags.is_empty()
         && filter.manufacturers.is_empty()
-        && filter.products.is_empty();
+        && filter.products.is_empty()
+        && filter.labels.is_empty();
     for (phase, provider) in classes(tx).await? {
         let Some(mut from) =
             start_of(&phase, &provider, after).filter(|_| filter.wants_class(&phase, &provider, scope))

@@ -5,6 +5,9 @@
 //! no locks, and holds its snapshot for five seconds at the most: it may take half of that, and the
 //! statement that is under way then, or the silence of a host that stalls, as long again.
 //!
+//! What is computed of all machines is read by the same handle in pages, each a statement that ends as soon
+//! ([`Looks::bmdb`], `fleet_view.rs`).
+//!
 //! A look that takes longer is given up, and begun anew with another snapshot. Its limit is one of the clock
 //! on the wall, and a host that is busy for a moment must not make the API say that it cannot answer.
 
@@ -39,10 +42,16 @@ impl Looks {
         let mut settings = bmdb.settings().clone();
         settings.application.push_str(" api");
         settings.max_connections = most;
+        settings.brief = true;
         Ok(Self { bmdb: Bmdb::connect(settings).await? })
     }
 
-    /// The handle itself, for what remembers the policy.
+    /// Looks by a handle that was connected for it.
+    pub(crate) const fn of(bmdb: Bmdb) -> Self {
+        Self { bmdb }
+    }
+
+    /// The handle itself, for what remembers the policy and for what reads in pages.
     #[must_use]
     pub fn bmdb(&self) -> &Bmdb {
         &self.bmdb

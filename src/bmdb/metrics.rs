@@ -7,23 +7,93 @@
 //! What the database itself is asked is counted by every handle on it
 //! ([`BmdbMetrics`]), which is there before anything that could show it.
 //!
-//! Labels are bounded: names from our own lists, never a machine or an address.
-//! A room with numbers of its own adds them with [`Metrics::register`].
+//! Every number stands in one book ([`Book`]), with what its labels can be: names from our own lists, never a
+//! machine or an address. A room with numbers of its own adds them with [`Metrics::register`].
+//!
+//! A series that has not been counted yet is there and 0 wherever its labels are known beforehand: what appears
+//! only when it happens first is what no alert rule sees happen.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
+
+use crate::bmdb::metric_book::{Book, Label};
+use crate::model::phase::Phase;
+use crate::model::process::Process;
+
+/// Components that start sessions: the loops, and what is none of them.
+const COMPONENTS: [&str; 7] =
+    ["api", "callback", "initializer", "provisioner", "recoverer", "sampler", "updater"];
+/// What became of transactions: see [`ByStatement`].
+const TRANSACTION_RESULTS: [&str; 6] = ["done", "retried", "refused", "locked", "unknown", "failed"];
+/// How heartbeats are answered.
+const HEARTBEAT_RESULTS: [&str; 10] = [
+    "stored",
+    "repeated",
+    "stale",
+    "unauthenticated",
+    "busy",
+    "stopping",
+    "unavailable",
+    "malformed",
+    "too-many",
+    "internal",
+];
+/// Why handshakes fail.
+const HANDSHAKE_REASONS: [&str; 7] =
+    ["accept", "certificate", "connection", "full", "gave-way", "protocol", "timeout"];
+/// Why connections are closed that proved no agent.
+const CLOSE_REASONS: [&str; 2] = ["gave-way", "no-heartbeat"];
+/// How work ends.
+const WORK_RESULTS: [&str; 6] = ["finished", "put-off", "failed", "cancelled", "panicked", "lost"];
+
+/// Seconds that a statement may take, from an index probe to its time limit.
+pub const STATEMENT_BOUNDS: [f64; 12] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+/// Seconds that a machine may be in a phase: a reboot to a year in use.
+const PHASE_BOUNDS: [f64; 13] = [
+    1.0,
+    5.0,
+    15.0,
+    60.0,
+    180.0,
+    600.0,
+    1_800.0,
+    7_200.0,
+    28_800.0,
+    86_400.0,
+    604_800.0,
+    2_592_000.0,
+    31_536_000.0,
+];
+
+/// The label `process`.
+#[must_use]
+pub fn process_label() -> Label {
+    Label::one_of("process", Process::ALL.map(Process::as_str))
+}
+
+/// The label `phase`.
+#[must_use]
+pub fn phase_label() -> Label {
+    Label::one_of("phase", Phase::ALL.map(Phase::as_str))
+}
+
+/// The label `provider`.
+#[must_use]
+pub const fn provider_label() -> Label {
+    Label::names("provider", "names that the configuration gives providers", 100)
+}
 
 /// Label `component`: who started a session.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByComponent {
-    /// Name of a loop, or `callback`.
+    /// Name of a loop, or of what is none of them, as `callback`.
     pub component: &'static str,
 }
 
@@ -75,8 +145,14 @@ pub struct ByStatement {
     pub result: &'static str,
 }
 
+/// Label `phase`.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByPhase {
+    phase: &'static str,
+}
+
 /// What one handle on the BMDB and its clones count.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct BmdbMetrics {
     /// Transactions, and statements that are one by themselves.
     pub transactions: Family<ByStatement, Counter>,
@@ -86,33 +162,80 @@ pub struct BmdbMetrics {
     pub sessions_lost: Counter,
     /// Machines whose agents were heard to know a fence that this BMDB never gave.
     pub newer_fences: Counter,
+    /// How long a connection of the pool was waited for, in seconds.
+    pub pool_wait: Histogram,
+    /// How long machines were in a phase that they left.
+    phases: Family<ByPhase, Histogram, fn() -> Histogram>,
+}
+
+impl Default for BmdbMetrics {
+    fn default() -> Self {
+        Self {
+            transactions: Family::default(),
+            renewals: Family::default(),
+            sessions_lost: Counter::default(),
+            newer_fences: Counter::default(),
+            pool_wait: Histogram::new(STATEMENT_BOUNDS),
+            phases: Family::new_with_constructor(|| Histogram::new(PHASE_BOUNDS)),
+        }
+    }
 }
 
 impl BmdbMetrics {
-    /// Shows what is counted beside the rest. Their names get the prefix `shepherd_`.
+    /// Enters what is counted beside the rest.
     pub fn register(&self, metrics: &Metrics) {
-        metrics.register(|registry| {
-            registry.register(
+        for result in ["renewed", "failed"] {
+            drop(self.renewals.get_or_create(&ByResult { result }));
+        }
+        for phase in Phase::ALL {
+            drop(self.phases.get_or_create(&ByPhase { phase: phase.as_str() }));
+        }
+        metrics.register(|book| {
+            book.add(
                 "bmdb_transactions",
                 "Transactions of the BMDB by what they were for and what became of them",
+                &[
+                    Label::names("statement", "what the code says it is doing, as in its errors", 200),
+                    Label::one_of("result", TRANSACTION_RESULTS),
+                ],
                 self.transactions.clone(),
             );
-            registry.register(
+            book.add(
                 "session_renewals",
                 "Rounds of renewing this process's sessions",
+                &[Label::one_of("result", ["renewed", "failed"])],
                 self.renewals.clone(),
             );
-            registry.register(
+            book.add(
                 "sessions_lost",
                 "Sessions of this process that were over before they were closed",
+                &[],
                 self.sessions_lost.clone(),
             );
-            registry.register(
+            book.add(
                 "newer_fences",
                 "Machines that know a fence which this BMDB never gave, as after restoring a backup",
+                &[],
                 self.newer_fences.clone(),
             );
+            book.add(
+                "bmdb_pool_wait_seconds",
+                "How long a connection of the pool was waited for",
+                &[],
+                self.pool_wait.clone(),
+            );
+            book.add(
+                "phase_seconds",
+                "How long machines had been in the phase that they left by a transaction of this process",
+                &[phase_label()],
+                self.phases.clone(),
+            );
         });
+    }
+
+    pub(crate) fn left_phase(&self, phase: Phase, after: Duration) {
+        let label = ByPhase { phase: phase.as_str() };
+        self.phases.get_or_create(&label).observe(after.as_secs_f64());
     }
 
     pub(crate) fn transaction(&self, statement: &'static str, result: &'static str) {
@@ -131,7 +254,7 @@ impl BmdbMetrics {
 /// Everything that this process counts; cheap to clone, all clones count together.
 #[derive(Clone)]
 pub struct Metrics {
-    registry: Arc<Mutex<Registry>>,
+    book: Arc<Mutex<Book>>,
     /// Sessions started.
     pub sessions_started: Family<ByComponent, Counter>,
     /// Work items claimed.
@@ -179,7 +302,7 @@ impl Metrics {
     #[must_use]
     pub fn new() -> Self {
         let metrics = Self {
-            registry: Arc::new(Mutex::new(Registry::with_prefix("shepherd"))),
+            book: Arc::default(),
             sessions_started: Family::default(),
             work_started: Family::default(),
             work_finished: Family::default(),
@@ -195,65 +318,111 @@ impl Metrics {
             agent_connections_unproven: Gauge::default(),
             agent_connections_closed: Family::default(),
         };
-        metrics.register(|registry| metrics.register_own(registry));
+        metrics.begin_at_zero();
+        metrics.register(|book| metrics.register_own(book));
         metrics
     }
 
-    fn register_own(&self, registry: &mut Registry) {
-        registry.register("sessions_started", "Sessions started", self.sessions_started.clone());
-        registry.register("work_started", "Work items claimed", self.work_started.clone());
-        registry.register("work_finished", "Work items ended", self.work_finished.clone());
-        registry.register(
+    fn begin_at_zero(&self) {
+        for component in COMPONENTS {
+            drop(self.sessions_started.get_or_create(&ByComponent { component }));
+        }
+        for process in Process::ALL.map(Process::as_str) {
+            drop(self.work_started.get_or_create(&ByProcess { process }));
+            for result in WORK_RESULTS {
+                drop(self.work_finished.get_or_create(&ByProcessAndResult { process, result }));
+            }
+        }
+        for result in HEARTBEAT_RESULTS {
+            drop(self.heartbeats.get_or_create(&ByResult { result }));
+        }
+        for reason in HANDSHAKE_REASONS {
+            drop(self.handshake_failures.get_or_create(&ByReason { reason }));
+        }
+        for reason in CLOSE_REASONS {
+            drop(self.agent_connections_closed.get_or_create(&ByReason { reason }));
+        }
+    }
+
+    fn register_own(&self, book: &mut Book) {
+        book.add(
+            "sessions_started",
+            "Sessions started",
+            &[Label::one_of("component", COMPONENTS)],
+            self.sessions_started.clone(),
+        );
+        book.add("work_started", "Work items claimed", &[process_label()], self.work_started.clone());
+        book.add(
+            "work_finished",
+            "Work items ended",
+            &[process_label(), Label::one_of("result", WORK_RESULTS)],
+            self.work_finished.clone(),
+        );
+        book.add(
             "schedule_drift",
             "Due rows that were not what the facts demand; must stay 0",
+            &[],
             self.schedule_drift.clone(),
         );
-        registry.register("heartbeats", "Heartbeats answered", self.heartbeats.clone());
-        registry.register(
-            "heartbeat_batches",
-            "Groups of heartbeats committed",
-            self.heartbeat_batches.clone(),
+        book.add(
+            "heartbeats",
+            "Heartbeats answered",
+            &[Label::one_of("result", HEARTBEAT_RESULTS)],
+            self.heartbeats.clone(),
         );
-        registry.register(
+        book.add("heartbeat_batches", "Groups of heartbeats committed", &[], self.heartbeat_batches.clone());
+        book.add(
             "heartbeat_batches_halved",
             "Groups of heartbeats that were refused and sent in halves",
+            &[],
             self.heartbeat_batches_halved.clone(),
         );
-        registry.register("heartbeat_batch_size", "Heartbeats in a group", self.heartbeat_batch_size.clone());
-        registry.register(
+        book.add("heartbeat_batch_size", "Heartbeats in a group", &[], self.heartbeat_batch_size.clone());
+        book.add(
             "heartbeat_commit_seconds",
             "How long a group of heartbeats took to commit",
+            &[],
             self.heartbeat_commit_seconds.clone(),
         );
-        registry.register(
+        self.register_connections(book);
+    }
+
+    fn register_connections(&self, book: &mut Book) {
+        book.add(
             "handshake_failures",
             "TLS handshakes of agents that failed",
+            &[Label::one_of("reason", HANDSHAKE_REASONS)],
             self.handshake_failures.clone(),
         );
-        registry.register("handshakes_open", "TLS handshakes under way", self.handshakes_open.clone());
-        registry.register("agent_connections", "Agents connected", self.agent_connections.clone());
-        registry.register(
+        book.add("handshakes_open", "TLS handshakes under way", &[], self.handshakes_open.clone());
+        book.add("agent_connections", "Agents connected", &[], self.agent_connections.clone());
+        book.add(
             "agent_connections_unproven",
             "Connections without a heartbeat of an agent so far",
+            &[],
             self.agent_connections_unproven.clone(),
         );
-        registry.register(
+        book.add(
             "agent_connections_closed",
             "Connections closed because they proved no agent",
+            &[Label::one_of("reason", CLOSE_REASONS)],
             self.agent_connections_closed.clone(),
         );
     }
 
-    /// Adds metrics of another room. Their names get the prefix `shepherd_`.
-    pub fn register(&self, add: impl FnOnce(&mut Registry)) {
-        add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Enters metrics of another room.
+    pub fn register(&self, enter: impl FnOnce(&mut Book)) {
+        enter(&mut self.book.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// All of it in the text format.
+    /// What the book says at this moment.
+    pub fn read<T>(&self, read: impl FnOnce(&Book) -> T) -> T {
+        read(&self.book.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// All of it as OpenMetrics.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
-        let mut text = String::new();
-        encode(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
-        Ok(text)
+        self.read(Book::open_metrics)
     }
 }
 
@@ -265,7 +434,7 @@ mod tests {
     fn what_is_counted_is_shown_with_what_others_added() {
         let metrics = Metrics::new();
         let more: Counter = Counter::default();
-        metrics.register(|registry| registry.register("loops", "Loops running", more.clone()));
+        metrics.register(|book| book.add("loops", "Loops running", &[], more.clone()));
         metrics.heartbeats.get_or_create(&ByResult { result: "stored" }).inc_by(3);
         more.inc();
         let text = metrics.clone().encode().unwrap();
@@ -273,6 +442,7 @@ mod tests {
             "shepherd_heartbeats_total{result=\"stored\"} 3",
             "shepherd_loops_total 1",
             "shepherd_schedule_drift_total 0",
+            "shepherd_heartbeats_total{result=\"busy\"} 0",
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line} is missing in\n{text}");
         }

@@ -16,6 +16,8 @@
 //! * An **intent** ([`intent`]) records an outward action before it is taken.
 //! * An **order** of an operator ([`action`], [`audit`]) is carried out once and written down in the same
 //!   transaction; whose it is, a [`credential`] says.
+//! * What is counted stands in one book ([`metric_book`], [`metrics`]); the fleet is counted once a minute
+//!   ([`sample`]).
 //! * What is old is deleted by [`retention`], which lists every table with its bound; [`storage`] looks at
 //!   what the database itself leaves behind.
 //!
@@ -30,11 +32,13 @@
 //! * Statements stand in `sql/`, one a file, checked when this is compiled.
 
 pub mod action;
+mod attempt;
 pub mod audit;
 pub mod change;
 pub mod claim;
 pub mod connection;
 pub mod credential;
+pub mod each;
 mod ending;
 pub mod error;
 pub mod evidence;
@@ -51,12 +55,16 @@ pub mod inspect;
 pub mod intent;
 pub mod keeper;
 pub mod lease;
+mod left_phases;
 pub mod listing;
 pub mod live;
 pub mod look;
+pub mod metric_book;
 pub mod metrics;
 mod newer_fence;
+pub mod pause;
 pub mod policy;
+mod pool_use;
 pub mod postgres_programs;
 pub mod private_postgres;
 mod private_postgres_directory;
@@ -66,9 +74,11 @@ mod renewal;
 pub mod restore;
 pub mod retention;
 pub mod retirement;
+pub mod sample;
 pub mod schedule;
 #[cfg(feature = "shepherd")]
 pub mod secret;
+pub mod selection;
 pub mod session;
 pub mod setup;
 pub mod silence;

@@ -11,6 +11,7 @@
 //! | `named_lease` | one per provider ever configured, and one per kind of disturbance |
 //! | `provider_state` | one per provider ever configured |
 //! | `brake` | one per kind and provider, while it is on |
+//! | `loop_pause` | one per loop and provider that was ever paused and not resumed |
 //! | `fleet_listening` | one per shard: 16 |
 //! | `policy`, `bmdb_identity`, `sealed_secret`, `migration_lock` | fixed |
 //! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
@@ -18,9 +19,11 @@
 //! | `session` | what is closed within it, and what is open or holds something |
 //! | `audit` | what was ordered within it |
 //! | `access_credential` | one per credential an admin ever made |
+//! | `fleet_sample` | one a minute for thirty days |
 //!
-//! `history`, `intent`, `session` and `audit` are the ones that time alone makes grow, and [`Bmdb::forget`] is what keeps them to
-//! their bounds. A machine that left is kept: its row is what refuses whoever comes back with its name.
+//! `history`, `intent`, `session`, `audit` and `fleet_sample` are the ones that time alone makes grow, and
+//! [`Bmdb::forget`] is what keeps them to their bounds. A machine that left is kept: its row is what refuses whoever
+//! comes back with its name.
 //!
 //! # What is never deleted
 //!
@@ -52,20 +55,23 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 31] = [
+pub const TABLES: [&str; 34] = [
     "access_credential",
     "audit",
     "bmdb_identity",
     "brake",
     "fleet_listening",
+    "fleet_sample",
     "history",
     "intent",
+    "loop_pause",
     "machine",
     "machine_agent_heartbeat",
     "machine_agent_started",
     "machine_due",
     "machine_hardware_report",
     "machine_hold",
+    "machine_labels",
     "machine_needs_human",
     "machine_os_installation_report",
     "machine_os_installation_request",
@@ -92,6 +98,9 @@ pub const BATCH: i64 = 1_000;
 /// A thousand years: what is subtracted from now must be a moment that a database can write.
 const LONGEST_KEPT_MS: i64 = 1_000 * 365 * 86_400_000;
 
+/// How long counts of the fleet are kept: thirty days, whatever the policy says of history.
+const SAMPLES_KEPT_MS: i64 = 30 * 86_400_000;
+
 /// What time alone makes grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retained {
@@ -103,11 +112,13 @@ pub enum Retained {
     Sessions,
     /// Orders that were carried out.
     Audit,
+    /// Counts of the fleet.
+    Samples,
 }
 
 impl Retained {
     /// In the order in which they are deleted: history names sessions.
-    pub const ALL: [Self; 4] = [Self::History, Self::Intents, Self::Sessions, Self::Audit];
+    pub const ALL: [Self; 5] = [Self::History, Self::Intents, Self::Sessions, Self::Audit, Self::Samples];
 
     /// Its table.
     #[must_use]
@@ -117,13 +128,14 @@ impl Retained {
             Self::Intents => "intent",
             Self::Sessions => "session",
             Self::Audit => "audit",
+            Self::Samples => "fleet_sample",
         }
     }
 }
 
 impl Bmdb {
-    /// Deletes the oldest rows of `what` that are older than the policy's retention time, about `most`
-    /// of them. Returns how many: fewer than `most` means that no more are old, or that somebody else is
+    /// Deletes the oldest rows of `what` that are older than they are kept, by the policy's retention time or their
+    /// own, about `most` of them. Returns how many: fewer than `most` means that no more are old, or that somebody else is
     /// deleting them at this moment.
     pub async fn forget(&self, what: Retained, most: i64) -> Result<u64, BmdbError> {
         // By the row: a process whose policy is of yesterday could delete what is to be kept since.
@@ -162,6 +174,16 @@ impl Bmdb {
                 self.statement("deleting old sessions", move |connection| {
                     Box::pin(async move {
                         sqlx::query_file!("sql/retention/sessions.sql", kept, most).execute(connection).await
+                    })
+                })
+                .await
+            }
+            Retained::Samples => {
+                self.statement("deleting old counts of the fleet", move |connection| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/retention/samples.sql", SAMPLES_KEPT_MS, most)
+                            .execute(connection)
+                            .await
                     })
                 })
                 .await

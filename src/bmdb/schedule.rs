@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
+use crate::bmdb::left_phases;
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::session::guard;
 use crate::model::drift::{StoredDecision, drift_of};
@@ -21,7 +22,7 @@ use crate::model::phase::{Phase, phase_of};
 use crate::model::policy::Policy;
 use crate::model::process::{Lane, Process};
 use crate::model::schedule::{Armed, Due, RULES_VERSION, arm, next_due};
-use crate::model::time::Timestamp;
+use crate::model::time::{Timestamp, between};
 
 /// A due row that this transaction holds.
 #[derive(Clone, Debug)]
@@ -33,6 +34,7 @@ pub(crate) struct DueRow {
     pub(crate) reason: String,
     pub(crate) deadline: Option<Timestamp>,
     pub(crate) phase_index: String,
+    pub(crate) phase_since: Timestamp,
     pub(crate) rules_version: i64,
     pub(crate) policy_version: i64,
     pub(crate) lease_session: Option<Uuid>,
@@ -66,6 +68,7 @@ pub(crate) struct StoredRow {
     reason: String,
     deadline: Option<Timestamp>,
     phase_index: String,
+    phase_since: Timestamp,
     rules_version: i64,
     policy_version: i64,
     lease_session: Option<Uuid>,
@@ -90,6 +93,7 @@ impl StoredRow {
             reason: self.reason,
             deadline: self.deadline,
             phase_index: self.phase_index,
+            phase_since: self.phase_since,
             rules_version: self.rules_version,
             policy_version: self.policy_version,
             lease_session: self.lease_session,
@@ -233,6 +237,7 @@ async fn write_schedule(
         if !plan.same {
             if row.lane == Lane::Access && row.phase_index != plan.due.phase.as_str() {
                 result.phase_change = Some((row.phase_index.clone(), plan.due.phase));
+                left_phases::note(&row.phase_index, between(row.phase_since, result.snapshot.now));
             }
             if plan.drifted {
                 result.drifted.push(row.lane);

@@ -63,6 +63,7 @@ pub struct Work {
     machine: MachineId,
     process: Process,
     live: LiveWork,
+    waited: Option<Duration>,
     ended: bool,
 }
 
@@ -80,7 +81,27 @@ impl Work {
         if session.lost().is_cancelled() {
             live.stop(session.lost_because().unwrap_or("the session is over"));
         }
-        Self { sessions: sessions.clone(), session: session.clone(), machine, process, live, ended: false }
+        Self {
+            sessions: sessions.clone(),
+            session: session.clone(),
+            machine,
+            process,
+            live,
+            waited: None,
+            ended: false,
+        }
+    }
+
+    /// The same, claimed so many seconds after it became due.
+    pub(crate) fn having_waited(mut self, seconds: Option<f64>) -> Self {
+        self.waited = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        self
+    }
+
+    /// How long after it became due it was claimed; `None` when the answer to the claim was lost.
+    #[must_use]
+    pub fn waited(&self) -> Option<Duration> {
+        self.waited
     }
 
     /// The machine.

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Response, Status};
-use uuid::Uuid;
 
 use crate::cli::error::CliError;
+use crate::cli::order_key;
 use crate::cli::output::say;
 use crate::cli::remote::{Authorized, Remote, refused};
 use crate::proto::fleet::v1;
@@ -49,7 +49,7 @@ pub fn step(code: Code, broken: bool, tries: u32, lost_for: Duration) -> Step {
     }
 }
 
-/// Gives an order with a key of its own, and again with the same key while its answer is lost. The server
+/// Gives an order with a key of its own or the one that was typed, and again with the same key while its answer is lost. The server
 /// that answered in the end is the one that is asked from then on.
 pub async fn order<A>(
     remote: &mut Remote,
@@ -58,7 +58,7 @@ pub async fn order<A>(
 ) -> Result<A, CliError> {
     let order = v1::Order {
         reason: reason.to_owned(),
-        idempotency_key: Uuid::new_v4().to_string(),
+        idempotency_key: order_key::key(),
         dry_run: false,
         expected_version: None,
     };

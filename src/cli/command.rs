@@ -7,8 +7,12 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::Dialect;
 use crate::cli::examples;
+use crate::cli::loops::Loops;
+use crate::cli::many::{Label, Quarantine, Selection, Unlabel};
 use crate::cli::output::Output;
+use crate::cli::policy::PolicyCommand;
 use crate::cli::tokens::span;
+use crate::cli::watch::Watch;
 use crate::model::access::Role;
 use crate::model::facts::HoldScope;
 use crate::model::phase::Phase;
@@ -97,7 +101,7 @@ pub struct Cli {
 pub enum Command {
     #[command(flatten)]
     #[expect(missing_docs, reason = "its text would be taken for the program's")]
-    Fleet(FleetCommand),
+    Fleet(Box<FleetCommand>),
     /// Print the script that makes a shell complete what you type
     #[command(after_help = "\
 Examples:
@@ -141,9 +145,23 @@ pub enum FleetCommand {
     #[command(after_help = examples::TIMELINE)]
     Timeline(Timeline),
     /// Say what the loops would do next, and when, before they do it
+    #[command(after_help = examples::PLAN)]
     Plan(Plan),
     /// Say what is wrong, most urgent first
+    #[command(after_help = examples::ISSUES)]
     Issues,
+    /// Print machines as they change, until you end it
+    #[command(
+        after_help = examples::WATCH,
+        long_about = "\
+Print the machines there are, and then a line for each that changes, until you end it.
+
+A shepherd tells it. When that one stops or dies, the watch goes on at the next server of the context."
+    )]
+    Watch(Watch),
+    /// Show the rules that the fleet is run by
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// Stop work on a machine until it is released
     #[command(after_help = examples::HOLD)]
     Hold(Hold),
@@ -153,6 +171,18 @@ pub enum FleetCommand {
     /// Try again at once: forget a machine's failures and that it needs a person
     #[command(after_help = examples::RETRY)]
     Retry(Retry),
+    /// Leave a machine alone until its quarantine is released
+    #[command(after_help = examples::QUARANTINE)]
+    Quarantine(Quarantine),
+    /// Say something of a machine, as KEY=VALUE, for lists and filters
+    #[command(after_help = examples::LABEL)]
+    Label(Label),
+    /// Take labels away from a machine
+    #[command(after_help = examples::UNLABEL)]
+    Unlabel(Unlabel),
+    /// Pause a loop in every shepherd, and let it go on
+    #[command(subcommand)]
+    Loops(Loops),
     /// Retire a machine: its provider takes it back, and only the record of it stays
     #[command(
         after_help = examples::RETIRE,
@@ -270,12 +300,16 @@ pub enum Get {
     /// Providers with what they answered last, and the brakes that are on
     #[command(visible_alias = "provider", after_help = examples::GET_PROVIDERS)]
     Providers,
+    /// The loops, and who paused which
+    #[command(visible_alias = "loop", after_help = examples::GET_LOOPS)]
+    Loops,
 }
 
 /// What can be shown in full.
 #[derive(Debug, Subcommand)]
 pub enum Describe {
     /// Facts, schedule, work, waits and last events of a machine
+    #[command(after_help = examples::DESCRIBE_MACHINE)]
     Machine(OfMachine),
 }
 
@@ -309,6 +343,15 @@ pub struct Machines {
     /// Only machines of this provider; may be given several times
     #[arg(long, value_name = "NAME")]
     pub provider: Vec<String>,
+    /// Only machines whose location begins so; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub location: Vec<String>,
+    /// Only machines that have this fact, as hold or quarantine; all that are given must be
+    #[arg(long, value_name = "FACT")]
+    pub tag: Vec<String>,
+    /// Only machines with this label, KEY=VALUE or KEY; all that are given must be
+    #[arg(long, value_name = "LABEL")]
+    pub label: Vec<String>,
     /// Most machines to list
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
@@ -364,8 +407,8 @@ pub struct Plan {
 #[derive(Debug, Args)]
 pub struct Hold {
     /// The machine
-    #[arg(value_name = "M")]
-    pub machine: String,
+    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    pub machine: Option<String>,
     /// Why, for whoever asks `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -380,31 +423,40 @@ pub struct Hold {
     /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
 }
 
 /// The end of a stop.
 #[derive(Debug, Args)]
 pub struct Release {
     /// The machine
-    #[arg(value_name = "M")]
-    pub machine: String,
+    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    pub machine: Option<String>,
     /// End its quarantine instead; it comes back if provider and BMDB still disagree
     #[arg(long)]
     pub quarantine: bool,
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
 }
 
 /// Another try.
 #[derive(Debug, Args)]
 pub struct Retry {
     /// The machine
-    #[arg(value_name = "M")]
-    pub machine: String,
+    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    pub machine: Option<String>,
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
 }
 
 /// A machine to give back, or a change of mind.

@@ -18,25 +18,50 @@ use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::find;
 use crate::cli::output::{Format, table, width};
-use crate::cli::{hardware, timeline};
-use crate::model::facts::MachineFacts;
+use crate::cli::remote::refused;
+use crate::cli::source::Source;
+use crate::cli::{hardware, remote_outlook, timeline};
 use crate::model::host_key::HostKey;
 use crate::model::layout::labelled;
-use crate::model::machine_view::{LaneView, MachineName, MachineView};
+use crate::model::machine_view::{LaneView, MachineName};
 use crate::model::phase::phase_of;
-use crate::model::process::Process;
 use crate::model::telling::{both, relative};
 use crate::model::time::{Span, Timestamp};
+use crate::model::waits::{Wait, backoffs, postponements};
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::machines_client::MachinesClient;
 
 /// How many of the last events are shown.
 const EVENTS: i64 = 10;
 /// Longest bytes that are shown in full.
 const SHOWN_BYTES: usize = 64;
 
+/// What is known of a machine, whoever was asked for it.
+pub struct Described {
+    /// Its names.
+    pub name: MachineName,
+    /// Where it is in its life.
+    pub phase: &'static str,
+    /// Since when it is known.
+    pub created_at: Timestamp,
+    /// The moment that all of this is about.
+    pub at: Timestamp,
+    /// Its facts.
+    pub tags: Vec<Tag>,
+    /// Both lanes.
+    pub schedule: Vec<LaneView>,
+    /// Processes that failed.
+    pub backoffs: Vec<Wait>,
+    /// Processes that were put off.
+    pub postponements: Vec<Wait>,
+    /// Newest first.
+    pub events: Vec<HistoryLine>,
+}
+
 #[derive(Serialize)]
-struct Description {
+struct Description<'a> {
     #[serde(flatten)]
-    name: MachineName,
+    name: &'a MachineName,
     phase: &'static str,
     created_at: Timestamp,
     at: Timestamp,
@@ -44,81 +69,67 @@ struct Description {
     facts: Map<String, Value>,
     /// Lines of the hardware report: what, text.
     hardware: Vec<(String, String)>,
-    schedule: Vec<LaneView>,
-    backoffs: Vec<Wait>,
-    postponements: Vec<Wait>,
+    schedule: &'a [LaneView],
+    backoffs: &'a [Wait],
+    postponements: &'a [Wait],
     /// Newest first.
-    events: Vec<HistoryLine>,
-}
-
-/// A process that waits.
-#[derive(Serialize)]
-struct Wait {
-    process: &'static str,
-    /// `false` once its time has come and the process has not finished since.
-    active: bool,
-    until: Timestamp,
-    failures: Option<u32>,
-    last_interval_seconds: Option<u64>,
-    reason: String,
+    events: &'a [HistoryLine],
 }
 
 /// `describe machine M`.
-pub async fn machine(bmdb: &Bmdb, machine: &str, format: Format) -> Result<String, CliError> {
+pub async fn machine(source: &Source, machine: &str, format: Format) -> Result<String, CliError> {
+    let described = match source {
+        Source::Direct(bmdb) => read(bmdb, machine).await?,
+        Source::Api(remote) => {
+            let request = v1::DescribeMachineRequest { machine: machine.to_owned() };
+            let said = MachinesClient::new(remote.service()).describe(request).await.map_err(refused)?;
+            remote_outlook::described(said.into_inner())?
+        }
+    };
+    match format {
+        Format::Json => json(&description(&described)),
+        Format::Table => Ok(render(&described)),
+    }
+}
+
+async fn read(bmdb: &Bmdb, machine: &str) -> Result<Described, CliError> {
     let name = find(bmdb, machine).await?;
     let id = id_of(&name);
     let view = bmdb.machine_view(id).await?;
     let (tags, events) = bmdb
         .inspect(move |tx| {
             Box::pin(async move {
-                Ok::<_, BmdbError>((tags(tx, id).await?, inspect::history(tx, id, EVENTS).await?))
+                Ok::<_, BmdbError>((tags(tx, id).await?, inspect::history(tx, id, None, EVENTS).await?))
             })
         })
         .await?;
-    match format {
-        Format::Json => json(&description(&view, &tags, events)),
-        Format::Table => Ok(render(&view, &tags, &events)),
-    }
-}
-
-fn description(view: &MachineView, tags: &[Tag], events: Vec<HistoryLine>) -> Description {
     let (facts, now) = (&view.facts, view.at);
-    Description {
+    Ok(Described {
         name: view.name(),
         phase: phase_of(facts, &view.policy, now).as_str(),
         created_at: facts.created_at,
         at: now,
-        facts: tags.iter().map(|tag| (tag.table.clone(), Value::Object(tag.row.clone()))).collect(),
-        hardware: tags.iter().flat_map(hardware_of).collect(),
-        schedule: view.lanes.clone(),
+        tags,
         backoffs: backoffs(facts, now),
         postponements: postponements(facts, now),
         events,
+        schedule: view.lanes,
+    })
+}
+
+fn description(of: &Described) -> Description<'_> {
+    Description {
+        name: &of.name,
+        phase: of.phase,
+        created_at: of.created_at,
+        at: of.at,
+        facts: of.tags.iter().map(|tag| (tag.table.clone(), Value::Object(tag.row.clone()))).collect(),
+        hardware: of.tags.iter().flat_map(hardware_of).collect(),
+        schedule: &of.schedule,
+        backoffs: &of.backoffs,
+        postponements: &of.postponements,
+        events: &of.events,
     }
-}
-
-fn backoffs(facts: &MachineFacts, now: Timestamp) -> Vec<Wait> {
-    let wait = |(process, fact): (&Process, &crate::model::backoff::BackoffFact)| Wait {
-        process: process.as_str(),
-        active: fact.until > now,
-        until: fact.until,
-        failures: Some(fact.failures),
-        last_interval_seconds: Some(fact.last_interval.as_secs()),
-        reason: fact.cause.clone(),
-    };
-    facts.backoffs.iter().map(wait).collect()
-}
-
-fn postponements(facts: &MachineFacts, now: Timestamp) -> Vec<Wait> {
-    let wait = |(process, fact): (&Process, &crate::model::facts::Postponement)| Wait {
-        process: process.as_str(),
-        active: fact.until > now,
-        until: fact.until,
-        failures: None,
-        last_interval_seconds: None,
-        reason: format!("{} ({})", fact.reason, fact.decided_at),
-    };
-    facts.postponements.iter().map(wait).collect()
 }
 
 fn hardware_of(tag: &Tag) -> Vec<(String, String)> {
@@ -130,19 +141,19 @@ fn hardware_of(tag: &Tag) -> Vec<(String, String)> {
         .unwrap_or_else(|error| vec![("unreadable".to_owned(), format!("{} bytes: {error}", bytes.len()))])
 }
 
-fn render(view: &MachineView, tags: &[Tag], events: &[HistoryLine]) -> String {
-    let (facts, now, width) = (&view.facts, view.at, width());
+fn render(of: &Described) -> String {
+    let (now, width) = (of.at, width());
     let mut text = labelled(
         0,
         &[
-            ("machine".to_owned(), facts.machine.to_string()),
-            ("name".to_owned(), view.name().short()),
-            ("phase".to_owned(), phase_of(facts, &view.policy, now).to_string()),
-            ("known since".to_owned(), both(facts.created_at, now)),
+            ("machine".to_owned(), of.name.machine.to_string()),
+            ("name".to_owned(), of.name.short()),
+            ("phase".to_owned(), of.phase.to_owned()),
+            ("known since".to_owned(), both(of.created_at, now)),
         ],
         width,
     );
-    for tag in tags {
+    for tag in &of.tags {
         let title = tag.table.strip_prefix("machine_").unwrap_or(&tag.table);
         let _ = write!(text, "\n{title}\n");
         text.push_str(&labelled(2, &columns(tag, now), width));
@@ -151,13 +162,13 @@ fn render(view: &MachineView, tags: &[Tag], events: &[HistoryLine]) -> String {
             text.push_str(&labelled(4, &hardware, width));
         }
     }
-    for lane in &view.lanes {
+    for lane in &of.schedule {
         let _ = write!(text, "\nschedule, lane {}\n", lane.lane);
         text.push_str(&labelled(2, &lane_lines(lane, now), width));
     }
-    text.push_str(&waits("backoffs", &backoffs(facts, now), now, width));
-    text.push_str(&waits("postponed", &postponements(facts, now), now, width));
-    let shown: Vec<Vec<String>> = timeline::rows(events);
+    text.push_str(&waits("backoffs", &of.backoffs, now, width));
+    text.push_str(&waits("postponed", &of.postponements, now, width));
+    let shown: Vec<Vec<String>> = timeline::rows(&of.events);
     if !shown.is_empty() {
         text.push_str("\nlast events, newest first\n");
         for line in table(&timeline::HEADERS, &shown, width.map(|width| width.saturating_sub(2))).lines() {

@@ -33,6 +33,7 @@ impl CliError {
                 BmdbError::Url { .. }
                 | BmdbError::NoSuchMachine(_)
                 | BmdbError::NoSuchCredential(_)
+                | BmdbError::KeyOfAnotherOrder { .. }
                 | BmdbError::NewerSchema { .. }
                 | BmdbError::OlderSchema { .. },
             ) => 2,

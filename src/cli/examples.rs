@@ -4,6 +4,7 @@
 pub const GET_MACHINES: &str = "\
 Examples:
   shepherdctl get machines --phase NeedsHuman --phase Quarantined
+  shepherdctl get machines --label row=7
   shepherdctl get machines --provider rack-a --limit 1000 -o json";
 
 /// `get sessions`.
@@ -21,6 +22,11 @@ pub const GET_PROVIDERS: &str = "\
 Example:
   shepherdctl get providers -o yaml";
 
+/// `get loops`.
+pub const GET_LOOPS: &str = "\
+Example:
+  shepherdctl get loops                         which are paused, by whom and why";
+
 /// `why`.
 pub const WHY: &str = "\
 Examples:
@@ -32,22 +38,85 @@ pub const TIMELINE: &str = "\
 Example:
   shepherdctl timeline sim-0007 --limit 20";
 
+/// `describe machine`.
+pub const DESCRIBE_MACHINE: &str = "\
+Example:
+  shepherdctl describe machine sim-0007 -o yaml";
+
+/// `plan`.
+pub const PLAN: &str = "\
+Examples:
+  shepherdctl plan --machine sim-0007           what happens to it; if nothing does, why
+  shepherdctl plan --process Recovery --horizon 10m
+  shepherdctl plan --diff new.toml              what the policy in that file would change";
+
+/// `issues`.
+pub const ISSUES: &str = "\
+Example:
+  shepherdctl issues -o json | jq -r '.issues[] | select(.severity == \"critical\") | .about'";
+
+/// `watch`.
+pub const WATCH: &str = "\
+Examples:
+  shepherdctl watch --phase NeedsHuman --phase Quarantined
+  shepherdctl watch --provider rack-a -o json | jq -c '[.event, .provider_id, .phase]'";
+
+/// `policy get`.
+pub const POLICY_GET: &str = "\
+Example:
+  shepherdctl policy get -o json | jq .policy.ladder";
+
 /// `hold`.
 pub const HOLD: &str = "\
 Examples:
   shepherdctl hold sim-0007 --reason 'changing a disk' --until 2h
-  shepherdctl hold sim-0007 --reason 'its console is in use' --scope power";
+  shepherdctl hold sim-0007 --reason 'its console is in use' --scope power
+  shepherdctl hold --label row=7 --reason 'the row is rewired' --until 4h
+
+An order about many machines lists them first, and asks for their number or takes it from --yes_count.";
 
 /// `release`.
 pub const RELEASE: &str = "\
 Examples:
   shepherdctl release sim-0007 --reason 'the disk is changed'
-  shepherdctl release sim-0007 --quarantine";
+  shepherdctl release sim-0007 --quarantine
+  shepherdctl release --label row=7 --yes_count 24 --reason 'the row is rewired'";
 
 /// `retry`.
 pub const RETRY: &str = "\
 Example:
   shepherdctl retry sim-0007 --reason 'plugged in again'";
+
+/// `quarantine`.
+pub const QUARANTINE: &str = "\
+Examples:
+  shepherdctl quarantine sim-0007 --reason 'its fan rattles'
+  shepherdctl quarantine --provider rack-a --tag needs_human --reason 'for the vendor'";
+
+/// `label`.
+pub const LABEL: &str = "\
+Examples:
+  shepherdctl label sim-0007 --set row=7 --set owner=kim
+  shepherdctl label --provider rack-a --set site=north --yes_count 40";
+
+/// `unlabel`.
+pub const UNLABEL: &str = "\
+Example:
+  shepherdctl unlabel sim-0007 --key owner";
+
+/// `loops pause`.
+pub const LOOPS_PAUSE: &str = "\
+Examples:
+  shepherdctl loops pause recoverer --provider rack-a --reason 'its switch is changed' --until 2h
+  shepherdctl loops pause provisioner --reason 'no more machines before the audit'
+
+A paused loop claims no machine, and a paused provisioner makes no pass. Every shepherd heeds it within
+seconds, and after a restart as well. `why` of a machine that waits for it says so.";
+
+/// `loops resume`.
+pub const LOOPS_RESUME: &str = "\
+Example:
+  shepherdctl loops resume recoverer --provider rack-a --reason 'the switch is in'";
 
 /// `retire`.
 pub const RETIRE: &str = "\

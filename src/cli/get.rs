@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
@@ -10,11 +11,12 @@ use crate::bmdb::inspect::{self, MachineLine, ProviderLine, SessionLine, WorkLin
 use crate::bmdb::listing::{Cursor, Filter, machines as machines_of};
 use crate::cli::command::Machines;
 use crate::cli::error::CliError;
-use crate::cli::output::{Format, say, table, width};
+use crate::cli::output::{Format, table, width};
 use crate::cli::remote::{Remote, refused};
 use crate::cli::remote_read;
 use crate::cli::source::Source;
 use crate::model::access::Scope;
+use crate::model::label::{self, Wanted};
 use crate::model::machine_view::{BrakeLine, MachineName};
 use crate::model::telling::{relative, rough};
 use crate::model::time::{Timestamp, between};
@@ -46,8 +48,11 @@ pub async fn machines(source: &Source, filters: &Machines, format: Format) -> Re
     if machines.is_empty() {
         return Ok("no machines\n".to_owned());
     }
-    let rows: Vec<Vec<String>> = machines.iter().map(|line| machine_row(line, now)).collect();
-    let headers = ["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "WHY"];
+    // A column for those who label.
+    let labelled = machines.iter().any(|line| !line.labels.is_empty());
+    let mut headers = vec!["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "LABELS", "WHY"];
+    headers.retain(|header| labelled || *header != "LABELS");
+    let rows: Vec<Vec<String>> = machines.iter().map(|line| machine_row(line, labelled, now)).collect();
     let mut text = table(&headers, &rows, width());
     if let Some(next) = next {
         let limit = filters.limit;
@@ -73,6 +78,9 @@ async fn ask_machines(remote: &Remote, filters: &Machines) -> Result<MachinesRea
             filter: Some(v1::MachineFilter {
                 phases: filters.phase.clone(),
                 providers: filters.provider.clone(),
+                locations: filters.location.clone(),
+                tags: filters.tag.clone(),
+                labels: filters.label.clone(),
                 ..v1::MachineFilter::default()
             }),
             page_size: missing.min(API_PAGE),
@@ -93,8 +101,15 @@ async fn ask_machines(remote: &Remote, filters: &Machines) -> Result<MachinesRea
 async fn read_machines(bmdb: &Bmdb, filters: &Machines) -> Result<MachinesRead, CliError> {
     let limit = usize::try_from(filters.limit).unwrap_or(usize::MAX);
     let after = filters.after.as_deref().map(read_cursor).transpose()?;
-    let filter =
-        Filter { phases: filters.phase.clone(), providers: filters.provider.clone(), ..Filter::default() };
+    let labels = filters.label.iter().map(|text| Wanted::read(text)).collect::<Result<_, _>>();
+    let filter = Filter {
+        phases: filters.phase.clone(),
+        providers: filters.provider.clone(),
+        locations: filters.location.clone(),
+        tags: filters.tag.clone(),
+        labels: labels.map_err(CliError::Wrong)?,
+        ..Filter::default()
+    };
     let (page, now) = bmdb
         .inspect(move |tx| {
             let (after, filter) = (after.clone(), filter.clone());
@@ -110,8 +125,8 @@ async fn read_machines(bmdb: &Bmdb, filters: &Machines) -> Result<MachinesRead, 
     Ok((machines, page.next.as_ref().map(Cursor::write), now))
 }
 
-fn machine_row(line: &MachineLine, now: Timestamp) -> Vec<String> {
-    vec![
+fn machine_row(line: &MachineLine, labelled: bool, now: Timestamp) -> Vec<String> {
+    let mut row = vec![
         line.name.machine.to_string()[..8].to_owned(),
         match &line.name.provider_id {
             Some(_) => line.name.short(),
@@ -121,11 +136,18 @@ fn machine_row(line: &MachineLine, now: Timestamp) -> Vec<String> {
         rough(between(line.phase_since, now)),
         line.heartbeat_at.map_or_else(|| "-".to_owned(), |at| relative(at, now)),
         line.address.clone().unwrap_or_else(|| "-".to_owned()),
-        match &line.working {
-            Some(process) => format!("{process} is under way"),
-            None => line.reason.clone(),
-        },
-    ]
+    ];
+    if labelled {
+        row.push(match label::told(&line.labels) {
+            none if none.is_empty() => "-".to_owned(),
+            told => told,
+        });
+    }
+    row.push(match &line.working {
+        Some(process) => format!("{process} is under way"),
+        None => line.reason.clone(),
+    });
+    row
 }
 
 fn read_cursor(text: &str) -> Result<Cursor, CliError> {
@@ -150,7 +172,7 @@ pub async fn sessions(source: &Source, limit: u32, format: Format) -> Result<Str
                 .inspect(move |tx| {
                     Box::pin(async move {
                         Ok::<_, BmdbError>((
-                            inspect::sessions(tx, i64::from(limit) + 1).await?,
+                            inspect::sessions(tx, Uuid::nil(), i64::from(limit) + 1).await?,
                             inspect::now(tx).await?,
                         ))
                     })
@@ -159,16 +181,8 @@ pub async fn sessions(source: &Source, limit: u32, format: Format) -> Result<Str
             let more = drop_surplus(&mut sessions, limit);
             (sessions, more, now)
         }
-        Source::Api(remote) => {
-            let request = v1::ListSessionsRequest { page_size: page_of(limit) };
-            let said =
-                SessionsClient::new(remote.service()).list(request).await.map_err(refused)?.into_inner();
-            let sessions: Vec<SessionLine> =
-                said.sessions.into_iter().map(remote_read::session).collect::<Result<_, _>>()?;
-            (sessions, said.more, remote_read::at(said.at, "its moment")?)
-        }
+        Source::Api(remote) => ask_sessions(remote, limit).await?,
     };
-    let cut_short = say_cut_short(sessions.len(), limit, more);
     if format == Format::Json {
         return json(&SessionsAnswer { sessions, more });
     }
@@ -191,7 +205,23 @@ pub async fn sessions(source: &Source, limit: u32, format: Format) -> Result<Str
         })
         .collect();
     let headers = ["SESSION", "COMPONENT", "HOST", "PID", "VERSION", "AGE", "ENDS", "WORK"];
-    Ok(table(&headers, &rows, width()) + &more_note(more, cut_short, limit))
+    Ok(table(&headers, &rows, width()) + &more_note(more, limit))
+}
+
+async fn ask_sessions(remote: &Remote, limit: u32) -> Result<(Vec<SessionLine>, bool, Timestamp), CliError> {
+    let mut client = SessionsClient::new(remote.service());
+    let (mut sessions, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = v1::ListSessionsRequest { page_size: page_of(limit, sessions.len()), page_token };
+        let page = client.list(request).await.map_err(refused)?.into_inner();
+        for said in page.sessions {
+            sessions.push(remote_read::session(said)?);
+        }
+        page_token = page.next_page_token;
+        if page_of(limit, sessions.len()) == 0 || page_token.is_empty() {
+            return Ok((sessions, !page_token.is_empty(), remote_read::at(page.at, "its moment")?));
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -207,7 +237,7 @@ pub async fn work(source: &Source, limit: u32, format: Format) -> Result<String,
             let (mut work, now) = bmdb
                 .inspect(move |tx| {
                     Box::pin(async move {
-                        let work = inspect::work(tx, i64::from(limit) + 1).await?;
+                        let work = inspect::work(tx, None, i64::from(limit) + 1).await?;
                         Ok::<_, BmdbError>((work, inspect::now(tx).await?))
                     })
                 })
@@ -215,15 +245,8 @@ pub async fn work(source: &Source, limit: u32, format: Format) -> Result<String,
             let more = drop_surplus(&mut work, limit);
             (work, more, now)
         }
-        Source::Api(remote) => {
-            let request = v1::ListWorkRequest { page_size: page_of(limit) };
-            let said = WorkClient::new(remote.service()).list(request).await.map_err(refused)?.into_inner();
-            let work: Vec<WorkLine> =
-                said.work.into_iter().map(remote_read::work).collect::<Result<_, _>>()?;
-            (work, said.more, remote_read::at(said.at, "its moment")?)
-        }
+        Source::Api(remote) => ask_work(remote, limit).await?,
     };
-    let cut_short = say_cut_short(work.len(), limit, more);
     if format == Format::Json {
         return json(&WorkAnswer { work, more });
     }
@@ -252,7 +275,23 @@ pub async fn work(source: &Source, limit: u32, format: Format) -> Result<String,
         })
         .collect();
     let headers = ["MACHINE", "NAME", "PROCESS", "FOR", "FENCE", "COMPONENT", "HOST", "PID", "SESSION ENDS"];
-    Ok(table(&headers, &rows, width()) + &more_note(more, cut_short, limit))
+    Ok(table(&headers, &rows, width()) + &more_note(more, limit))
+}
+
+async fn ask_work(remote: &Remote, limit: u32) -> Result<(Vec<WorkLine>, bool, Timestamp), CliError> {
+    let mut client = WorkClient::new(remote.service());
+    let (mut work, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = v1::ListWorkRequest { page_size: page_of(limit, work.len()), page_token };
+        let page = client.list(request).await.map_err(refused)?.into_inner();
+        for said in page.work {
+            work.push(remote_read::work(said)?);
+        }
+        page_token = page.next_page_token;
+        if page_of(limit, work.len()) == 0 || page_token.is_empty() {
+            return Ok((work, !page_token.is_empty(), remote_read::at(page.at, "its moment")?));
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -339,9 +378,12 @@ fn name_or_dash(name: &MachineName) -> String {
     if name.provider_id.is_some() { name.short() } else { "-".to_owned() }
 }
 
-/// As many lines of a list as the API answers at once.
-fn page_of(limit: u32) -> i32 {
-    i32::try_from(limit).unwrap_or(i32::MAX).min(API_PAGE)
+/// As many lines as the next page is to have, of a list that has so many of its limit: no more than the API
+/// answers at once, and none at the end.
+#[must_use]
+pub fn page_of(limit: u32, listed: usize) -> i32 {
+    let missing = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(listed);
+    i32::try_from(missing).unwrap_or(i32::MAX).min(API_PAGE)
 }
 
 /// Cuts the line that was read too many, and says whether there was one.
@@ -352,33 +394,8 @@ fn drop_surplus<T>(lines: &mut Vec<T>, limit: u32) -> bool {
     more
 }
 
-fn more_note(more: bool, cut_short: bool, limit: u32) -> String {
-    if more && !cut_short {
-        format!("\nfirst {limit}, and there are more: raise --limit\n")
-    } else {
-        String::new()
-    }
-}
-
-/// Says on standard error that a list ends before `--limit`, as the API's do at the most lines that it
-/// answers at once; nobody would otherwise know that raising `--limit` does not help. Returns whether it
-/// said so.
-#[must_use]
-pub fn say_cut_short(listed: usize, limit: u32, more: bool) -> bool {
-    let sentence = cut_short(listed, limit, more);
-    if let Some(sentence) = &sentence {
-        say(sentence);
-    }
-    sentence.is_some()
-}
-
-fn cut_short(listed: usize, limit: u32, more: bool) -> Option<String> {
-    (more && listed < usize::try_from(limit).unwrap_or(usize::MAX)).then(|| {
-        format!(
-            "shepherdctl: there are more than these {listed}, which are as many as the API lists at once; \
-             with --direct and --bmdb_url the database lists up to --limit {limit}"
-        )
-    })
+fn more_note(more: bool, limit: u32) -> String {
+    if more { format!("\nfirst {limit}, and there are more: raise --limit\n") } else { String::new() }
 }
 
 /// An answer for programs.
@@ -393,16 +410,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn list_that_ends_before_its_limit_says_so() {
-        for (listed, limit, more, said, note) in [
-            (500, 1000, true, true, false),
-            (500, 500, true, false, true),
-            (500, 1000, false, false, false),
-            (0, 100, false, false, false),
+    fn pages_end_at_the_limit() {
+        for (limit, listed, expected) in [
+            (100, 0, 100),
+            (1000, 0, 500),
+            (1000, 500, 500),
+            (501, 500, 1),
+            (500, 500, 0),
+            (u32::MAX, 0, 500),
         ] {
-            let short = cut_short(listed, limit, more).is_some();
-            let found = (short, !more_note(more, short, limit).is_empty());
-            assert_eq!(found, (said, note), "{listed} of {limit}, {more}");
+            assert_eq!(page_of(limit, listed), expected, "{listed} of {limit}");
         }
     }
 }

@@ -6,10 +6,11 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::bmdb::connection::Bmdb;
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::output::{Format, table, width};
+use crate::cli::remote_outlook;
+use crate::cli::source::Source;
 use crate::model::issues::{Issue, issues as derive};
 use crate::model::layout::labelled;
 use crate::model::telling::rough;
@@ -23,9 +24,14 @@ struct IssuesAnswer {
 }
 
 /// `issues`.
-pub async fn issues(bmdb: &Bmdb, format: Format) -> Result<String, CliError> {
-    let evidence = bmdb.evidence().await?;
-    let (at, issues) = (evidence.at, derive(&evidence));
+pub async fn issues(source: &Source, format: Format) -> Result<String, CliError> {
+    let (at, issues) = match source {
+        Source::Direct(bmdb) => {
+            let evidence = bmdb.evidence().await?;
+            (evidence.at, derive(&evidence))
+        }
+        Source::Api(remote) => remote_outlook::issues(remote).await?,
+    };
     match format {
         Format::Json => json(&IssuesAnswer { at, issues }),
         Format::Table => Ok(render(&issues, at)),

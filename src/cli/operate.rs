@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::bmdb::action::{self, Done, Until, by, read_until};
 use crate::bmdb::audit::{Actor, Order, request_digest};
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::each::Each;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::find::id_of;
@@ -18,6 +19,8 @@ use crate::cli::command::{AllowHostKey, Hold as HoldArguments, Release, Retry};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::find;
+use crate::cli::many::many;
+use crate::cli::order_key;
 use crate::cli::output::Format;
 use crate::cli::remote_read;
 use crate::cli::source::Source;
@@ -66,7 +69,7 @@ async fn order(
 
 /// An order of whoever writes to the BMDB directly.
 pub(crate) fn direct(rpc: &str, target: String, reason: Option<&str>) -> Order {
-    Order {
+    order_key::named(Order {
         actor: Actor { name: who(), credential: None },
         rpc: rpc.to_owned(),
         target,
@@ -75,7 +78,7 @@ pub(crate) fn direct(rpc: &str, target: String, reason: Option<&str>) -> Order {
         dry_run: false,
         expected_version: None,
         request: request_digest(&[]),
-    }
+    })
 }
 
 /// The API wants a reason; where none was typed, the audit says so.
@@ -89,21 +92,30 @@ pub(crate) fn carried(said: v1::OrderResponse, format: Format) -> Result<String,
     told(remote_read::name(said.name)?, done, format)
 }
 
+/// What `--until` says.
+pub(crate) fn until_of(text: &str) -> Result<Until, CliError> {
+    read_until(text).ok_or_else(|| {
+        CliError::Wrong(format!(
+            "--until {text:?} is neither a duration (2h, 30m, 1d) nor a moment (2026-11-20T18:00:00Z)"
+        ))
+    })
+}
+
 /// `hold M`.
 pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) -> Result<String, CliError> {
     let until = match arguments.until.as_deref() {
         None => None,
-        Some(text) => Some(read_until(text).ok_or_else(|| {
-            CliError::Wrong(format!(
-                "--until {text:?} is neither a duration (2h, 30m, 1d) nor a moment (2026-11-20T18:00:00Z)"
-            ))
-        })?),
+        Some(text) => Some(until_of(text)?),
     };
     let scope = HoldScope::ALL.into_iter().find(|scope| scope.as_str() == arguments.scope);
     let scope = scope.unwrap_or(HoldScope::Everything);
     if arguments.reason.trim().is_empty() {
         return Err(CliError::Wrong("--reason is empty; whoever asks `why` later will want to know".into()));
     }
+    let Some(machine) = arguments.machine.as_deref() else {
+        let each = Each::Hold { scope, until };
+        return many(source, &arguments.selection, each, Some(&arguments.reason), format).await;
+    };
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
@@ -116,7 +128,7 @@ pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) ->
             });
             let give = async |service, order| {
                 let request = v1::HoldRequest {
-                    machine: arguments.machine.clone(),
+                    machine: machine.to_owned(),
                     order: Some(order),
                     scope: scope.as_str().to_owned(),
                     until: until.clone(),
@@ -127,7 +139,7 @@ pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) ->
         }
     };
     let (reason, who) = (arguments.reason.clone(), who());
-    let name = find(bmdb, &arguments.machine).await?;
+    let name = find(bmdb, machine).await?;
     order(bmdb, name, "Hold", Some(&arguments.reason), format, move |snapshot| {
         action::hold(snapshot, scope, &reason, &who, until)
     })
@@ -136,12 +148,23 @@ pub async fn hold(source: &Source, arguments: &HoldArguments, format: Format) ->
 
 /// `release M`.
 pub async fn release(source: &Source, arguments: &Release, format: Format) -> Result<String, CliError> {
+    let Some(machine) = arguments.machine.as_deref() else {
+        let reason = arguments.reason.as_deref();
+        return many(
+            source,
+            &arguments.selection,
+            Each::Release { quarantine: arguments.quarantine },
+            reason,
+            format,
+        )
+        .await;
+    };
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::ReleaseRequest {
-                    machine: arguments.machine.clone(),
+                    machine: machine.to_owned(),
                     order: Some(order),
                     quarantine: arguments.quarantine,
                 };
@@ -152,7 +175,7 @@ pub async fn release(source: &Source, arguments: &Release, format: Format) -> Re
         }
     };
     let (quarantine, by) = (arguments.quarantine, by(&who(), arguments.reason.as_deref()));
-    let name = find(bmdb, &arguments.machine).await?;
+    let name = find(bmdb, machine).await?;
     order(bmdb, name, "Release", arguments.reason.as_deref(), format, move |snapshot| {
         action::release(&snapshot.facts, quarantine, &by)
     })
@@ -161,11 +184,15 @@ pub async fn release(source: &Source, arguments: &Release, format: Format) -> Re
 
 /// `retry M`.
 pub async fn retry(source: &Source, arguments: &Retry, format: Format) -> Result<String, CliError> {
+    let Some(machine) = arguments.machine.as_deref() else {
+        let reason = arguments.reason.as_deref();
+        return many(source, &arguments.selection, Each::Retry, reason, format).await;
+    };
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
             let give = async |service, order| {
-                let request = v1::RetryRequest { machine: arguments.machine.clone(), order: Some(order) };
+                let request = v1::RetryRequest { machine: machine.to_owned(), order: Some(order) };
                 MachinesClient::new(service).retry(request).await
             };
             let reason = reason_or_none(arguments.reason.as_deref());
@@ -173,7 +200,7 @@ pub async fn retry(source: &Source, arguments: &Retry, format: Format) -> Result
         }
     };
     let by = by(&who(), arguments.reason.as_deref());
-    let name = find(bmdb, &arguments.machine).await?;
+    let name = find(bmdb, machine).await?;
     order(bmdb, name, "Retry", arguments.reason.as_deref(), format, move |snapshot| {
         action::retry(&snapshot.facts, &by)
     })

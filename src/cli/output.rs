@@ -40,10 +40,16 @@ pub enum Format {
 
 /// Writes to standard output. A reader that has gone away (`| head`) is no error.
 pub fn print(text: &str) -> std::io::Result<()> {
+    print_on(text).map(drop)
+}
+
+/// Writes a part of an answer that goes on; whether somebody still reads it.
+pub fn print_on(text: &str) -> std::io::Result<bool> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -1,10 +1,10 @@
 //! `plan`: what the loops would do, and when, before they do it.
 //!
-//! The plan is [`crate::model::plan`]'s; here the fleet is read for it and the answer printed.
+//! The plan is [`crate::model::plan`]'s; here it is asked for and printed. Of a configuration file only what it
+//! says of the policy is read, and sent: the rest may be secret.
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -15,77 +15,132 @@ use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::find;
 use crate::cli::output::{Format, table, width};
-use crate::model::ids::MachineId;
+use crate::cli::remote_outlook;
+use crate::cli::source::Source;
+use crate::model::access::Scope;
 use crate::model::layout::wrapped;
 use crate::model::machine_view::MachineName;
-use crate::model::plan::diff::{Difference, differences};
-use crate::model::plan::{ASSUMPTIONS, FleetView, Plan, Row, plan as plan_of};
+use crate::model::pause::Pause;
+use crate::model::plan::diff::Difference;
+use crate::model::plan::foreseen::{Foreseen, Question, What, foresee};
+use crate::model::plan::{ASSUMPTIONS, Row};
 use crate::model::policy_flags::PolicyFlags;
-use crate::model::process::{Lane, Process};
-use crate::model::schedule::next_due;
+use crate::model::process::Process;
 use crate::model::telling::{absolute, relative};
 use crate::model::time::Timestamp;
 
-#[derive(Serialize)]
-struct PlanAnswer {
-    #[serde(flatten)]
-    plan: Plan,
-    assumptions: [&'static str; 6],
+/// What was foreseen, whoever was asked.
+pub struct Told {
+    /// The machine that was asked about.
+    pub name: Option<MachineName>,
+    /// All that is to be shown of it; it may be less than there is.
+    pub foreseen: Foreseen,
+    /// How many rows or differences there are.
+    pub total: usize,
+    /// What is taken for granted.
+    pub assumptions: Vec<String>,
 }
 
 #[derive(Serialize)]
-struct DiffAnswer {
+struct PlanAnswer<'a> {
     at: Timestamp,
     until: Timestamp,
-    differences: Vec<Difference>,
-    assumptions: [&'static str; 6],
+    cut: bool,
+    rows: &'a [Row],
+    /// Pauses of loops: what those would begin is left out.
+    paused: &'a [Pause],
+    assumptions: &'a [String],
+}
+
+#[derive(Serialize)]
+struct DiffAnswer<'a> {
+    at: Timestamp,
+    until: Timestamp,
+    differences: &'a [Difference],
+    assumptions: &'a [String],
 }
 
 /// `plan`.
-pub async fn plan(bmdb: &Bmdb, asked: &command::Plan, format: Format) -> Result<String, CliError> {
-    let process = asked.process.as_deref().and_then(|process| process.parse::<Process>().ok());
-    let new_policy = asked.diff.as_deref().map(policy_flags).transpose()?;
-    let machine = match &asked.machine {
+pub async fn plan(source: &Source, asked: &command::Plan, format: Format) -> Result<String, CliError> {
+    let change = asked.diff.as_deref().map(configuration).transpose()?;
+    let told = match source {
+        Source::Direct(bmdb) => read(bmdb, asked, change.as_deref()).await?,
+        Source::Api(remote) => {
+            // A table ends at its limit; what is for programs is whole.
+            let limit = if format == Format::Table { asked.limit } else { 0 };
+            remote_outlook::plan(remote, asked, change, limit).await?
+        }
+    };
+    let (at, until, assumptions) = (told.foreseen.at, told.foreseen.until, &told.assumptions[..]);
+    match (&told.foreseen.what, format) {
+        (What::Rows(rows), Format::Json) => {
+            let (cut, paused) = (told.foreseen.cut, &told.foreseen.paused[..]);
+            json(&PlanAnswer { at, until, cut, rows, paused, assumptions })
+        }
+        (What::Differences(differences), Format::Json) => {
+            json(&DiffAnswer { at, until, differences, assumptions })
+        }
+        (What::Rows(rows), Format::Table) if rows.is_empty() => {
+            Ok(nothing(&told, asked) + &pauses(&told.foreseen))
+        }
+        (What::Rows(rows), Format::Table) => Ok(render(&told, rows, asked)),
+        (What::Differences(found), Format::Table) => Ok(diff(found, told.total, asked)),
+    }
+}
+
+async fn read(bmdb: &Bmdb, asked: &command::Plan, change: Option<&str>) -> Result<Told, CliError> {
+    let name = match &asked.machine {
         Some(machine) => Some(find(bmdb, machine).await?),
         None => None,
     };
-    let fleet = bmdb.fleet_view().await?;
-    let only = |plan: Plan| plan.only(machine.as_ref().map(id_of), process);
-    let whole = only(plan_of(&fleet, asked.horizon));
-    if let Some(flags) = new_policy {
-        let mut policy = (*fleet.policy).clone();
-        flags.apply(&mut policy);
-        let changed = FleetView { policy: Arc::new(policy), ..fleet };
-        return diff(&whole, &only(plan_of(&changed, asked.horizon)), asked, format);
-    }
-    match format {
-        Format::Json => json(&PlanAnswer { plan: whole, assumptions: ASSUMPTIONS }),
-        Format::Table if whole.rows.is_empty() => Ok(nothing(&fleet, machine.as_ref(), asked)),
-        Format::Table => Ok(render(&whole, asked)),
-    }
+    let question = Question {
+        machine: name.as_ref().map(id_of),
+        process: asked.process.as_deref().and_then(|process| process.parse::<Process>().ok()),
+        horizon: asked.horizon,
+        change: change.map(PolicyFlags::of_configuration).transpose().map_err(CliError::Wrong)?,
+        scope: Scope::Everything,
+    };
+    let foreseen = foresee(bmdb.fleet_view().await?, &question);
+    let total = match &foreseen.what {
+        What::Rows(rows) => rows.len(),
+        What::Differences(found) => found.len(),
+    };
+    Ok(Told { name, foreseen, total, assumptions: ASSUMPTIONS.map(str::to_owned).to_vec() })
 }
 
-/// What a configuration file says of the policy.
-fn policy_flags(path: &Path) -> Result<PolicyFlags, CliError> {
+/// What a configuration file says of the policy, once that can be read.
+fn configuration(path: &Path) -> Result<String, CliError> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
         .map_err(|error| CliError::Wrong(format!("cannot read the configuration file {shown}: {error}")))?;
-    PolicyFlags::of_configuration(&text)
-        .map_err(|problem| CliError::Wrong(format!("the configuration file {shown}: {problem}")))
+    let part = PolicyFlags::of_configuration(&text).and_then(|_| PolicyFlags::part_of_configuration(&text));
+    part.map_err(|problem| CliError::Wrong(format!("the configuration file {shown}: {problem}")))
 }
 
-fn render(plan: &Plan, asked: &command::Plan) -> String {
+fn render(told: &Told, rows: &[Row], asked: &command::Plan) -> String {
     let limit = usize::try_from(asked.limit).unwrap_or(usize::MAX);
-    let rows: Vec<Vec<String>> = plan.rows.iter().take(limit).map(|row| line(row, plan.at)).collect();
+    let rows: Vec<Vec<String>> = rows.iter().take(limit).map(|row| line(row, told.foreseen.at)).collect();
     let mut text = table(&["AT (UTC)", "IN", "MACHINE", "PROCESS", "WHAT"], &rows, width());
-    if plan.rows.len() > limit {
-        let _ = writeln!(text, "\nthe first {limit} of {}: raise --limit", plan.rows.len());
+    if told.total > limit {
+        let _ = writeln!(text, "\nthe first {limit} of {}: raise --limit", told.total);
     }
-    if plan.cut {
-        let _ = writeln!(text, "\nthere is so much to do that this ends at {}", absolute(plan.until));
+    if told.foreseen.cut {
+        let _ =
+            writeln!(text, "\nthere is so much to do that this ends at {}", absolute(told.foreseen.until));
     }
+    text.push_str(&pauses(&told.foreseen));
     text.push('\n');
     text.push_str(&assumed());
+    text
+}
+
+/// What is left out because loops are paused.
+fn pauses(foreseen: &Foreseen) -> String {
+    let mut text = String::new();
+    for pause in &foreseen.paused {
+        let sentence = format!("{}; what it would begin is left out", pause.sentence(foreseen.at));
+        let _ = write!(text, "\n{}\n", wrapped(&sentence, width()).join("\n"));
+    }
     text
 }
 
@@ -112,31 +167,21 @@ fn assumed() -> String {
 }
 
 /// That nothing is due, and of one machine why.
-fn nothing(fleet: &FleetView, machine: Option<&MachineName>, asked: &command::Plan) -> String {
+fn nothing(told: &Told, asked: &command::Plan) -> String {
     let horizon = asked.horizon;
-    let process = asked.process.as_deref();
-    let what = process.map_or_else(|| "nothing".to_owned(), |process| format!("no {process}"));
-    let Some(name) = machine else { return format!("{what} is due within {horizon}\n") };
+    let what =
+        asked.process.as_deref().map_or_else(|| "nothing".to_owned(), |process| format!("no {process}"));
+    let Some(name) = &told.name else { return format!("{what} is due within {horizon}\n") };
     let mut text = format!("{what} is due on {} within {horizon}\n", name.short());
-    let process = process.and_then(|process| process.parse::<Process>().ok());
-    let id = MachineId(name.machine);
-    if let Some(facts) = fleet.machines.iter().map(|state| &state.facts).find(|facts| facts.machine == id) {
-        for lane in Lane::ALL.into_iter().filter(|lane| process.is_none_or(|of| of.lane() == *lane)) {
-            let due = next_due(facts, lane, &fleet.policy, fleet.at);
-            let _ = writeln!(text, "  {lane}: {}", due.reason);
-        }
+    for wait in &told.foreseen.waits {
+        let _ = writeln!(text, "  {}: {}", wait.lane, wait.reason);
     }
     text
 }
 
-fn diff(before: &Plan, after: &Plan, asked: &command::Plan, format: Format) -> Result<String, CliError> {
-    let found = differences(before, after);
-    let until = before.until.min(after.until);
-    if format == Format::Json {
-        return json(&DiffAnswer { at: before.at, until, differences: found, assumptions: ASSUMPTIONS });
-    }
+fn diff(found: &[Difference], total: usize, asked: &command::Plan) -> String {
     if found.is_empty() {
-        return Ok(format!("it would change nothing within {}\n", asked.horizon));
+        return format!("it would change nothing within {}\n", asked.horizon);
     }
     let limit = usize::try_from(asked.limit).unwrap_or(usize::MAX);
     let shown = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), moment);
@@ -149,10 +194,10 @@ fn diff(before: &Plan, after: &Plan, asked: &command::Plan, format: Format) -> R
         })
         .collect();
     let mut text = table(&["AS IT IS (UTC)", "AS IT WOULD BE", "MACHINE", "PROCESS", "WHAT"], &rows, width());
-    if found.len() > limit {
-        let _ = writeln!(text, "\nthe first {limit} of {} differences: raise --limit", found.len());
+    if total > limit {
+        let _ = writeln!(text, "\nthe first {limit} of {total} differences: raise --limit");
     }
     text.push('\n');
     text.push_str(&assumed());
-    Ok(text)
+    text
 }

@@ -1,6 +1,8 @@
 //! What the API answers, as the types that answers are printed from: so that a command says the same,
 //! whomever it asked.
 
+use prost_types::value::Kind;
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::bmdb::inspect::{HistoryLine, MachineLine, ProviderLine, SessionLine, WorkLine};
@@ -18,7 +20,9 @@ pub fn moment(said: prost_types::Timestamp) -> Option<Timestamp> {
     Timestamp::from_timestamp(said.seconds, u32::try_from(said.nanos).ok()?)
 }
 
-fn odd(what: &str) -> CliError {
+/// That something is missing in what the API answered.
+#[must_use]
+pub fn odd(what: &str) -> CliError {
     CliError::Failed(format!(
         "the API answered without {what}; is it of another release? With --direct and --bmdb_url the database is asked \
          itself"
@@ -30,7 +34,8 @@ pub fn at(said: Option<prost_types::Timestamp>, what: &str) -> Result<Timestamp,
     said.and_then(moment).ok_or_else(|| odd(what))
 }
 
-fn id(text: &str, what: &str) -> Result<Uuid, CliError> {
+/// An id.
+pub fn id(text: &str, what: &str) -> Result<Uuid, CliError> {
     Uuid::try_parse(text).map_err(|_| odd(what))
 }
 
@@ -57,6 +62,7 @@ pub fn machine(said: v1::Machine) -> Result<MachineLine, CliError> {
         process: said.process,
         ready_at: said.ready_at.and_then(moment),
         reason: said.reason,
+        labels: said.labels.into_iter().collect(),
     })
 }
 
@@ -77,21 +83,25 @@ pub fn session(said: v1::Session) -> Result<SessionLine, CliError> {
 
 /// A live work item.
 pub fn work(said: v1::WorkItem) -> Result<WorkLine, CliError> {
-    let holder = said.work.ok_or_else(|| odd("who works"))?;
     Ok(WorkLine {
         name: name(said.name)?,
         lane: said.lane,
-        work: Holder {
-            process: holder.process,
-            fence: holder.fence,
-            since: at(holder.since, "a work item's beginning")?,
-            session: id(&holder.session, "a session's id")?,
-            component: holder.component,
-            host: holder.host,
-            pid: holder.pid,
-            session_deadline: holder.session_deadline.and_then(moment),
-            session_closed_at: holder.session_closed_at.and_then(moment),
-        },
+        work: holder(said.work.ok_or_else(|| odd("who works"))?)?,
+    })
+}
+
+/// Who works.
+pub fn holder(said: v1::Holder) -> Result<Holder, CliError> {
+    Ok(Holder {
+        process: said.process,
+        fence: said.fence,
+        since: at(said.since, "a work item's beginning")?,
+        session: id(&said.session, "a session's id")?,
+        component: said.component,
+        host: said.host,
+        pid: said.pid,
+        session_deadline: said.session_deadline.and_then(moment),
+        session_closed_at: said.session_closed_at.and_then(moment),
     })
 }
 
@@ -181,11 +191,15 @@ pub fn why(said: v1::WhyResponse) -> Result<Why, CliError> {
     })
 }
 
-fn phase(said: &str) -> &'static str {
+/// A phase by its name.
+#[must_use]
+pub fn phase(said: &str) -> &'static str {
     Phase::ALL.into_iter().map(Phase::as_str).find(|known| *known == said).unwrap_or("(of another release)")
 }
 
-fn process(said: &str) -> &'static str {
+/// A process by its name.
+#[must_use]
+pub fn process(said: &str) -> &'static str {
     Process::ALL
         .into_iter()
         .map(Process::as_str)
@@ -193,9 +207,68 @@ fn process(said: &str) -> &'static str {
         .unwrap_or("(of another release)")
 }
 
+/// A JSON object. A number that is whole may have been written without a point, and is.
+#[must_use]
+pub fn json_object(said: prost_types::Struct) -> Value {
+    Value::Object(said.fields.into_iter().map(|(key, value)| (key, json_value(value))).collect())
+}
+
+fn json_value(said: prost_types::Value) -> Value {
+    match said.kind {
+        None | Some(Kind::NullValue(_)) => Value::Null,
+        Some(Kind::BoolValue(truth)) => Value::Bool(truth),
+        Some(Kind::StringValue(text)) => Value::String(text),
+        Some(Kind::NumberValue(number)) => whole(number)
+            .or_else(|| serde_json::Number::from_f64(number).map(Value::Number))
+            .unwrap_or(Value::Null),
+        Some(Kind::ListValue(list)) => Value::Array(list.values.into_iter().map(json_value).collect()),
+        Some(Kind::StructValue(object)) => json_object(object),
+    }
+}
+
+/// A number without a fraction, as far as each of those has a double of its own.
+fn whole(number: f64) -> Option<Value> {
+    const MOST: f64 = 9_007_199_254_740_991.0;
+    if number.fract() != 0.0 || number.abs() > MOST {
+        return None;
+    }
+    format!("{number:.0}").parse::<i64>().ok().map(Value::from)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As the server makes it, which this room does not know.
+    fn said(json: &Value) -> prost_types::Value {
+        let kind = match json {
+            Value::Null => Kind::NullValue(0),
+            Value::Bool(truth) => Kind::BoolValue(*truth),
+            Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap()),
+            Value::String(text) => Kind::StringValue(text.clone()),
+            Value::Array(values) => {
+                Kind::ListValue(prost_types::ListValue { values: values.iter().map(said).collect() })
+            }
+            Value::Object(object) => Kind::StructValue(prost_types::Struct {
+                fields: object.iter().map(|(key, json)| (key.clone(), said(json))).collect(),
+            }),
+        };
+        prost_types::Value { kind: Some(kind) }
+    }
+
+    #[test]
+    fn policy_comes_through_the_api_as_it_is() {
+        use crate::model::policy::Policy;
+        let written = serde_json::to_value(Policy::default()).unwrap();
+        let read: Policy = serde_json::from_value(json_value(said(&written))).unwrap();
+        assert_eq!(read, Policy::default());
+        for (number, expected) in
+            [(3.0, "3"), (0.2, "0.2"), (-1.0, "-1"), (1e300, "1e+300"), (f64::NAN, "null")]
+        {
+            let value = json_value(prost_types::Value { kind: Some(Kind::NumberValue(number)) });
+            assert_eq!(value.to_string(), expected);
+        }
+    }
 
     #[test]
     fn answer_that_lacks_something_is_said_to() {

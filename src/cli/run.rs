@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 
+use clap::FromArgMatches as _;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{CommandFactory as _, FromArgMatches as _};
 
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
@@ -12,12 +12,15 @@ use crate::bmdb::url::password_warning;
 use crate::cli::command::{Allow, Cli, Command, Declare, Describe, FleetCommand, Get, Tokens};
 use crate::cli::contexts::Contexts;
 use crate::cli::error::CliError;
+use crate::cli::loops::Loops;
+use crate::cli::order_key::{self, grammar};
 use crate::cli::output::{Format, Output, say};
+use crate::cli::policy::PolicyCommand;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    contexts, describe, get, issues, operate, output, plan, restored, retire, shell, timeline, tokens, why,
-    yaml,
+    contexts, describe, get, issues, loops, many, operate, output, plan, policy, restored, retire, shell,
+    timeline, tokens, watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -32,21 +35,23 @@ struct Flags {
 /// Does what the arguments say and returns the exit code. Errors and warnings go to standard error.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let given = accept_dashes(arguments);
-    let parsed = Cli::command().try_get_matches_from(&given).and_then(|matches| {
+    let parsed = grammar().try_get_matches_from(&given).and_then(|matches| {
         let flags = Flags {
             bmdb_url: given_as_flag(&matches, "bmdb_url"),
             context: given_as_flag(&matches, "context"),
         };
-        Ok((flags, Cli::from_arg_matches(&matches)?))
+        Ok((flags, order_key::typed(&matches), Cli::from_arg_matches(&matches)?))
     });
-    let (flags, cli) = match parsed {
+    let (flags, key, cli) = match parsed {
         Ok(parsed) => parsed,
         Err(said) => return say_usage(&said, &given),
     };
     if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url).and_then(password_warning) {
         say(warning);
     }
-    match answer(&cli, flags).await.and_then(|text| Ok(output::print(&text)?)) {
+    let command = format!("{:?}", cli.command);
+    let answered = order_key::scope(key, &command, answer(&cli, flags)).await;
+    match answered.and_then(|text| Ok(output::print(&text)?)) {
         Ok(()) => 0,
         Err(error) => {
             say(&format!("shepherdctl: {error}"));
@@ -58,11 +63,15 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 /// What the command answers, as text.
 async fn answer(cli: &Cli, flags: Flags) -> Result<String, CliError> {
     let command = match &cli.command {
-        Command::Fleet(command) => command,
+        Command::Fleet(command) => command.as_ref(),
         Command::Completions(of) => return Ok(shell::completions(of.shell)),
         Command::Manual(into) => return shell::manual(&into.directory),
     };
     let source = source(cli, flags).await?;
+    if let FleetCommand::Watch(filters) = command {
+        // It has printed all that there is to say.
+        return watch::watch(&source, filters, cli.output).await.map(|()| String::new());
+    }
     let answer = ask(command, cli.output.format(), &source).await;
     source.close().await;
     match cli.output {
@@ -77,16 +86,22 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
         FleetCommand::Get(Get::Sessions(limited)) => get::sessions(source, limited.limit, format).await,
         FleetCommand::Get(Get::Work(limited)) => get::work(source, limited.limit, format).await,
         FleetCommand::Get(Get::Providers) => get::providers(source, format).await,
-        FleetCommand::Describe(Describe::Machine(of)) => {
-            describe::machine(source.direct("`describe`")?, &of.machine, format).await
-        }
+        FleetCommand::Describe(Describe::Machine(of)) => describe::machine(source, &of.machine, format).await,
+        FleetCommand::Get(Get::Loops) => loops::list(source, format).await,
+        FleetCommand::Loops(Loops::Pause(asked)) => loops::pause(source, asked, format).await,
+        FleetCommand::Loops(Loops::Resume(asked)) => loops::resume(source, asked, format).await,
         FleetCommand::Why(of) => why::why(source, &of.machine, format).await,
         FleetCommand::Timeline(of) => timeline::timeline(source, &of.machine, of.limit, format).await,
-        FleetCommand::Issues => issues::issues(source.direct("`issues`")?, format).await,
-        FleetCommand::Plan(asked) => plan::plan(source.direct("`plan`")?, asked, format).await,
+        FleetCommand::Issues => issues::issues(source, format).await,
+        FleetCommand::Plan(asked) => plan::plan(source, asked, format).await,
+        FleetCommand::Policy(PolicyCommand::Get) => policy::get(source, format).await,
+        FleetCommand::Watch(_) => Ok(String::new()),
         FleetCommand::Hold(hold) => operate::hold(source, hold, format).await,
         FleetCommand::Release(release) => operate::release(source, release, format).await,
         FleetCommand::Retry(retry) => operate::retry(source, retry, format).await,
+        FleetCommand::Quarantine(asked) => many::quarantine(source, asked, format).await,
+        FleetCommand::Label(asked) => many::label(source, asked, format).await,
+        FleetCommand::Unlabel(asked) => many::unlabel(source, asked, format).await,
         FleetCommand::Retire(retire) => retire::retire(source, retire, format).await,
         FleetCommand::Declare(Declare::Restored(declared)) => {
             restored::restored(source.direct("`declare restored`")?, declared, format).await
@@ -160,7 +175,7 @@ fn given_as_flag(matches: &clap::ArgMatches, flag: &str) -> bool {
 /// rest is the caller's mistake, and one sentence.
 fn say_usage(said: &clap::Error, given: &[OsString]) -> u8 {
     if said.use_stderr() && said.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        say(&format!("shepherdctl: {}", usage_sentence(said, &Cli::command(), given)));
+        say(&format!("shepherdctl: {}", usage_sentence(said, &grammar(), given)));
     } else {
         // Nothing is left to tell a reader who has gone away.
         let _ = said.print();

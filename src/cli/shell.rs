@@ -4,11 +4,10 @@
 
 use std::path::Path;
 
-use clap::CommandFactory as _;
 use clap_complete::Shell;
 
-use crate::cli::command::Cli;
 use crate::cli::error::CliError;
+use crate::cli::order_key::grammar;
 
 const PROGRAM: &str = "shepherdctl";
 
@@ -16,7 +15,7 @@ const PROGRAM: &str = "shepherdctl";
 #[must_use]
 pub fn completions(shell: Shell) -> String {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), PROGRAM, &mut script);
+    clap_complete::generate(shell, &mut grammar(), PROGRAM, &mut script);
     String::from_utf8_lossy(&script).into_owned()
 }
 
@@ -27,7 +26,7 @@ pub fn manual(directory: &Path) -> Result<String, CliError> {
         CliError::Failed(format!("cannot {doing} {}: {error}", directory.display()))
     };
     std::fs::create_dir_all(directory).map_err(|error| failed("make the directory", &error))?;
-    clap_mangen::generate_to(Cli::command(), directory)
+    clap_mangen::generate_to(grammar(), directory)
         .map_err(|error| failed("write pages of the manual into", &error))?;
     Ok(format!("the pages of the manual are in {}; read one with: man -l FILE\n", directory.display()))
 }

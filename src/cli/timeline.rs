@@ -8,18 +8,15 @@ use serde::Serialize;
 use crate::bmdb::find::id_of;
 use crate::bmdb::inspect::{self, HistoryLine};
 use crate::cli::error::CliError;
-use crate::cli::get::{json, say_cut_short};
+use crate::cli::get::{json, page_of};
 use crate::cli::machine::find;
 use crate::cli::output::{Format, table, width};
-use crate::cli::remote::refused;
+use crate::cli::remote::{Remote, refused};
 use crate::cli::remote_read;
 use crate::cli::source::Source;
 use crate::model::machine_view::MachineName;
 use crate::proto::fleet::v1::TimelineRequest;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
-
-/// Most events that the API answers at once.
-const PAGE: i32 = 500;
 
 #[derive(Serialize)]
 struct TimelineAnswer {
@@ -43,7 +40,7 @@ pub async fn timeline(
             let id = id_of(&name);
             let mut events = bmdb
                 .inspect(move |tx| {
-                    Box::pin(async move { inspect::history(tx, id, i64::from(limit) + 1).await })
+                    Box::pin(async move { inspect::history(tx, id, None, i64::from(limit) + 1).await })
                 })
                 .await?;
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -51,18 +48,8 @@ pub async fn timeline(
             events.truncate(limit);
             (name, events, more)
         }
-        Source::Api(remote) => {
-            let request = TimelineRequest {
-                machine: machine.to_owned(),
-                limit: i32::try_from(limit).unwrap_or(i32::MAX).min(PAGE),
-            };
-            let said = MachinesClient::new(remote.service()).timeline(request).await.map_err(refused)?;
-            let said = said.into_inner();
-            let events = said.events.into_iter().map(remote_read::event).collect::<Result<Vec<_>, _>>()?;
-            (remote_read::name(said.name)?, events, said.more)
-        }
+        Source::Api(remote) => ask(remote, machine, limit).await?,
     };
-    let cut_short = say_cut_short(events.len(), limit, more);
     if format == Format::Json {
         return json(&TimelineAnswer { name, events, more });
     }
@@ -73,10 +60,31 @@ pub async fn timeline(
         ));
     }
     let mut text = table(&HEADERS, &rows(&events), width());
-    if more && !cut_short {
+    if more {
         let _ = write!(text, "\nthe newest {}, and there are older ones: raise --limit\n", events.len());
     }
     Ok(text)
+}
+
+async fn ask(
+    remote: &Remote,
+    machine: &str,
+    limit: u32,
+) -> Result<(MachineName, Vec<HistoryLine>, bool), CliError> {
+    let mut client = MachinesClient::new(remote.service());
+    let (mut events, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let machine = machine.to_owned();
+        let request = TimelineRequest { machine, limit: page_of(limit, events.len()), page_token };
+        let page = client.timeline(request).await.map_err(refused)?.into_inner();
+        for said in page.events {
+            events.push(remote_read::event(said)?);
+        }
+        page_token = page.next_page_token;
+        if page_of(limit, events.len()) == 0 || page_token.is_empty() {
+            return Ok((remote_read::name(page.name)?, events, !page_token.is_empty()));
+        }
+    }
 }
 
 /// Headers of a table of events.

@@ -24,6 +24,7 @@ use crate::cli::contexts::{self, Context, Contexts};
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::operate::{direct, who};
+use crate::cli::order_key;
 use crate::cli::output::{Format, say, table, width};
 use crate::cli::remote::{Remote, refused};
 use crate::cli::remote_read;
@@ -207,10 +208,14 @@ pub async fn create(source: &Source, arguments: &CreateToken, format: Format) ->
             let order =
                 direct_order("Create", format!("credential of {}", arguments.name), Some(&arguments.reason));
             let made = bmdb.create_credential(order, new).await?;
-            let Some(credential) = made.credential else {
-                return Err(CliError::Wrong(made.carried.done.said));
-            };
-            (credential.id.to_string(), made.token)
+            match (made.credential, &made.carried) {
+                (Some(credential), _) => (credential.id.to_string(), made.token),
+                (None, carried) if carried.repeated && carried.done.changed => order_key::made_before(
+                    &order_key::written_id(carried.after.as_ref()),
+                    fingerprint.is_some(),
+                )?,
+                (None, carried) => return Err(CliError::Wrong(carried.done.said.clone())),
+            }
         }
         Source::Api(remote) => through_api(remote, arguments, fingerprint).await?,
     };
@@ -239,6 +244,8 @@ async fn through_api(
         let lost = match outcome(made, fingerprint.is_some()) {
             Outcome::Made(id, token) => return Ok((id, token)),
             Outcome::Refused(said) => return Err(CliError::Wrong(said)),
+            // The same order would be answered so again.
+            Outcome::Lost(id) if order_key::is_typed() => return order_key::made_before(&id, false),
             Outcome::Lost(id) => id,
         };
         say(&format!(

@@ -24,7 +24,7 @@
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures::FutureExt;
@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::bmdb::change::FactChange;
-use crate::bmdb::claim::{Claimed, Claimer, Next};
+use crate::bmdb::claim::Next;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::session::{Session, Sessions};
@@ -43,6 +43,7 @@ use crate::bmdb::work::Work;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
 use crate::manager::metrics::{LoopMetrics, WorkResult};
+use crate::manager::sourcing::{Sourced, Sourcing};
 use crate::model::backoff::Backoff;
 use crate::model::breaker::Open;
 use crate::model::process::Process;
@@ -181,10 +182,11 @@ pub async fn run<L: ControlLoop>(control_loop: Arc<L>, settings: LoopSettings, c
         tasks.spawn(worker);
     }
     drop(idle);
-    let claimer = Claimer::new(context.sessions.clone(), control_loop.process(), control_loop.providers());
+    let (process, providers) = (control_loop.process(), control_loop.providers());
+    let sourcing = Sourcing::new(&context.sessions, process, providers, settings.limiter);
     // Ends by itself when drained, and is never dropped: a claim on its way would still commit, and
     // its work stay under a session that its worker could then not close.
-    claim_for(claimer, slots, settings.limiter, context, control_loop.process()).await;
+    claim_for(sourcing, slots, context).await;
     sourced_out.cancel();
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended {
@@ -225,13 +227,8 @@ impl Pace {
     }
 }
 
-async fn claim_for(
-    mut claimer: Claimer,
-    mut slots: mpsc::UnboundedReceiver<Slot>,
-    limiter: Limiter,
-    context: LoopContext,
-    process: Process,
-) {
+async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Slot>, context: LoopContext) {
+    let process = sourcing.process;
     let mut idle: Vec<Slot> = Vec::new();
     let notified = context.sessions.bmdb().dialect().notify;
     let mut pace = Pace { poll: POLL.0, notified };
@@ -254,9 +251,13 @@ async fn claim_for(
         if context.drain.is_cancelled() {
             return;
         }
-        match source(&mut claimer, &idle, &limiter, eager, process).await {
+        let sessions: Vec<Session> = idle.iter().map(|slot| slot.session.clone()).collect();
+        match sourcing.source(&sessions, eager, &context.metrics).await {
             Ok(Sourced::Work(work)) => {
                 context.metrics.claimed(work.len());
+                for waited in work.iter().filter_map(Work::waited) {
+                    context.metrics.waited(waited);
+                }
                 hand_out(work, &mut idle);
                 pace.poll = POLL.0;
                 eager = true;
@@ -286,44 +287,6 @@ async fn claim_for(
                     () = tokio::time::sleep(Duration::from_secs(1)) => {}
                 }
             }
-        }
-    }
-}
-
-enum Sourced {
-    Work(Vec<Work>),
-    Contended,
-    Nothing(Next),
-}
-
-async fn source(
-    claimer: &mut Claimer,
-    idle: &[Slot],
-    limiter: &Limiter,
-    eager: bool,
-    process: Process,
-) -> Result<Sourced, BmdbError> {
-    if !eager {
-        limiter.ready().await;
-        match claimer.probe().await? {
-            Next::Due => {}
-            next => return Ok(Sourced::Nothing(next)),
-        }
-    }
-    if process == Process::Recovery {
-        limiter.ready().await;
-        claimer.rearm_timers().await?;
-    }
-    let sessions: Vec<Session> = idle.iter().map(|slot| slot.session.clone()).collect();
-    limiter.ready().await;
-    match claimer.claim(&sessions).await? {
-        Claimed::Work(work) => Ok(Sourced::Work(work)),
-        Claimed::Contended => Ok(Sourced::Contended),
-        // What is announced meanwhile is claimed at once.
-        Claimed::NotSeen(wait) => Ok(Sourced::Nothing(Next::In(wait))),
-        Claimed::Empty => {
-            limiter.ready().await;
-            Ok(Sourced::Nothing(claimer.probe().await?))
         }
     }
 }
@@ -418,7 +381,7 @@ async fn work_under<L: ControlLoop>(
 }
 
 async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopContext) {
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let stop = work.stop().clone();
     failpoint::pass(control_loop.name(), "claimed");
     let outcome = tokio::select! {
@@ -427,6 +390,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
         () = context.abort.cancelled() => None,
         outcome = AssertUnwindSafe(control_loop.handle(&work)).catch_unwind() => Some(outcome),
     };
+    let ending = Instant::now();
     let (result, ended) = match outcome {
         None => {
             let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
@@ -453,6 +417,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
             (WorkResult::Panicked, work.fail(Vec::new(), format!("the handler panicked: {text}"), None).await)
         }
     };
+    context.metrics.end_written(ending.elapsed());
     failpoint::pass(control_loop.name(), "ended");
     match ended {
         Ok(()) => context.metrics.ended(result, began.elapsed()),

@@ -3,18 +3,24 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
-use crate::bmdb::metrics::{ByComponent, ByProcess, ByProcessAndResult, ByTable, Metrics};
+use crate::bmdb::claim::Claimed;
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::metric_book::{Book, Label};
+use crate::bmdb::metrics::{
+    ByComponent, ByProcess, ByProcessAndResult, ByTable, Metrics, STATEMENT_BOUNDS, process_label,
+};
+use crate::bmdb::retention::{Retained, TABLES};
+use crate::manager::fleet_metrics::FleetMetrics;
 use crate::model::process::Process;
 
 /// How a work item ended, as a label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkResult {
     /// Done.
     Finished,
@@ -31,6 +37,9 @@ pub enum WorkResult {
 }
 
 impl WorkResult {
+    const ALL: [Self; 6] =
+        [Self::Finished, Self::PutOff, Self::Failed, Self::Cancelled, Self::Panicked, Self::Lost];
+
     /// The label's value.
     const fn as_str(self) -> &'static str {
         match self {
@@ -49,10 +58,58 @@ struct LoopLabel {
     r#loop: &'static str,
 }
 
+impl EncodeLabelValue for WorkResult {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> std::fmt::Result {
+        self.as_str().encode(encoder)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EndLabel {
     r#loop: &'static str,
     result: WorkResult,
+}
+
+/// What a claim came back with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ClaimResult {
+    /// Work.
+    Work,
+    /// Others were quicker.
+    Contended,
+    /// Nothing was due.
+    Empty,
+    /// The database could not be asked.
+    Failed,
+}
+
+impl ClaimResult {
+    const ALL: [Self; 4] = [Self::Work, Self::Contended, Self::Empty, Self::Failed];
+
+    /// Which of them a claim came back with.
+    pub(crate) const fn of(claimed: &Result<Claimed, BmdbError>) -> Self {
+        match claimed {
+            Ok(Claimed::Work(_)) => Self::Work,
+            Ok(Claimed::Contended) => Self::Contended,
+            Ok(Claimed::Empty | Claimed::NotSeen(_)) => Self::Empty,
+            Err(_) => Self::Failed,
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Work => "work",
+            Self::Contended => "contended",
+            Self::Empty => "empty",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClaimLabel {
+    r#loop: &'static str,
+    result: &'static str,
 }
 
 /// What housekeeping counts.
@@ -84,12 +141,27 @@ pub struct ManagerMetrics {
     duration: Family<EndLabel, Histogram, fn() -> Histogram>,
     contended: Family<LoopLabel, Counter>,
     source_failed: Family<LoopLabel, Counter>,
+    claim: Family<ClaimLabel, Histogram, fn() -> Histogram>,
+    wait: Family<ByProcess, Histogram, fn() -> Histogram>,
+    end: Family<LoopLabel, Histogram, fn() -> Histogram>,
     /// What housekeeping counts.
     pub housekeeping: HousekeepingMetrics,
+    /// What is shown of the fleet.
+    pub fleet: FleetMetrics,
+}
+
+/// Loops by name.
+const LOOPS: [&str; 3] = ["initializer", "recoverer", "updater"];
+
+fn loop_label() -> Label {
+    Label::one_of("loop", LOOPS)
 }
 
 /// Upper bounds in seconds: a database round trip to an upload over a bad line.
 const DURATION_BOUNDS: [f64; 10] = [0.01, 0.05, 0.2, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0];
+/// Upper bounds in seconds: a free worker that was woken to a fleet's whole backlog.
+const WAIT_BOUNDS: [f64; 12] =
+    [0.005, 0.02, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0, 86_400.0];
 
 impl ManagerMetrics {
     /// Adds the loops' families to what the process counts.
@@ -111,47 +183,104 @@ impl ManagerMetrics {
             duration: Family::new_with_constructor(|| Histogram::new(DURATION_BOUNDS)),
             contended: Family::default(),
             source_failed: Family::default(),
+            claim: Family::new_with_constructor(|| Histogram::new(STATEMENT_BOUNDS)),
+            wait: Family::new_with_constructor(|| Histogram::new(WAIT_BOUNDS)),
+            end: Family::new_with_constructor(|| Histogram::new(STATEMENT_BOUNDS)),
             housekeeping,
+            fleet: FleetMetrics::default(),
         };
-        common.register(|registry| metrics.register_own(registry));
+        for process in Process::ALL.map(Process::as_str) {
+            drop(metrics.wait.get_or_create(&ByProcess { process }));
+        }
+        for what in Retained::ALL {
+            drop(metrics.housekeeping.forgotten.get_or_create(&ByTable { table: what.table() }));
+        }
+        common.register(|book| {
+            metrics.register_loops(book);
+            metrics.register_house(book);
+            metrics.fleet.register(book);
+        });
         metrics
     }
 
-    fn register_own(&self, registry: &mut Registry) {
-        let house = &self.housekeeping;
-        registry.register("work_active", "Work items being handled", self.active.clone());
-        registry.register("work_duration_seconds", "Time from claim to end", self.duration.clone());
-        registry.register(
+    fn register_loops(&self, book: &mut Book) {
+        let results = || Label::one_of("result", WorkResult::ALL.map(WorkResult::as_str));
+        book.add("work_active", "Work items being handled", &[loop_label()], self.active.clone());
+        book.add(
+            "work_wait_seconds",
+            "Time from when a machine became due to its claim",
+            &[process_label()],
+            self.wait.clone(),
+        );
+        book.add(
+            "work_duration_seconds",
+            "Time from claim to end",
+            &[loop_label(), results()],
+            self.duration.clone(),
+        );
+        book.add(
+            "work_end_seconds",
+            "Time that writing the end of a work item took, tries after lost answers included",
+            &[loop_label()],
+            self.end.clone(),
+        );
+        book.add(
+            "claim_seconds",
+            "Time that a claim took, by what it came back with",
+            &[loop_label(), Label::one_of("result", ClaimResult::ALL.map(ClaimResult::as_str))],
+            self.claim.clone(),
+        );
+        book.add(
             "claims_contended",
             "Claims that lost all they found to others",
+            &[loop_label()],
             self.contended.clone(),
         );
-        registry.register("source_failures", "Failures to ask the BMDB for work", self.source_failed.clone());
-        registry.register(
+        book.add(
+            "source_failures",
+            "Failures to ask the BMDB for work",
+            &[loop_label()],
+            self.source_failed.clone(),
+        );
+    }
+
+    fn register_house(&self, book: &mut Book) {
+        let house = &self.housekeeping;
+        book.add(
             "schedule_repaired",
-            "Machines whose schedule was written anew",
+            "Machines whose schedule was written anew by the sweeper",
+            &[],
             house.repaired.clone(),
         );
-        registry.register(
+        book.add(
             "sessions_expired",
             "Sessions closed at their deadline",
+            &[],
             house.sessions_expired.clone(),
         );
-        registry.register("work_freed", "Work items freed from lost sessions", house.work_freed.clone());
-        registry.register("rows_forgotten", "Old rows that were deleted", house.forgotten.clone());
-        registry.register(
+        book.add("work_freed", "Work items freed from lost sessions", &[], house.work_freed.clone());
+        book.add(
+            "rows_forgotten",
+            "Old rows that were deleted",
+            &[Label::one_of("table", Retained::ALL.map(Retained::table))],
+            house.forgotten.clone(),
+        );
+        book.add_of_database(
             "bmdb_dead_rows",
             "Dead rows that the database has not removed yet",
+            &[Label::one_of("table", TABLES)],
             house.dead_rows.clone(),
         );
-        registry.register(
+        book.add_of_database(
             "bmdb_oldest_transaction_seconds",
             "Age of the oldest open transaction of the database",
+            &[],
             house.oldest_transaction.clone(),
         );
-        registry.register(
+        book.add_of_database(
             "bmdb_oldest_snapshot_seconds",
             "Age of the oldest transaction that keeps dead rows from being removed",
+            &[],
             house.oldest_snapshot.clone(),
         );
     }
@@ -159,7 +288,14 @@ impl ManagerMetrics {
     /// The view of one loop.
     #[must_use]
     pub fn of(&self, name: &'static str, process: Process) -> LoopMetrics {
-        LoopMetrics { name, process: process.as_str(), families: self.clone() }
+        let metrics = LoopMetrics { name, process: process.as_str(), families: self.clone() };
+        metrics.begin_at_zero();
+        metrics
+    }
+
+    /// Counts a session that was started for something that is no loop.
+    pub(crate) fn session_started(&self, component: &'static str) {
+        self.common.sessions_started.get_or_create(&ByComponent { component }).inc();
     }
 }
 
@@ -176,8 +312,36 @@ impl LoopMetrics {
         LoopLabel { r#loop: self.name }
     }
 
+    fn begin_at_zero(&self) {
+        let families = &self.families;
+        drop(families.active.get_or_create(&self.label()));
+        drop(families.contended.get_or_create(&self.label()));
+        drop(families.source_failed.get_or_create(&self.label()));
+        drop(families.end.get_or_create(&self.label()));
+        for result in WorkResult::ALL {
+            drop(families.duration.get_or_create(&EndLabel { r#loop: self.name, result }));
+        }
+        for result in ClaimResult::ALL {
+            drop(families.claim.get_or_create(&ClaimLabel { r#loop: self.name, result: result.as_str() }));
+        }
+    }
+
     pub(crate) fn session_started(&self) {
-        self.families.common.sessions_started.get_or_create(&ByComponent { component: self.name }).inc();
+        self.families.session_started(self.name);
+    }
+
+    pub(crate) fn looked(&self, result: ClaimResult, took: Duration) {
+        let label = ClaimLabel { r#loop: self.name, result: result.as_str() };
+        self.families.claim.get_or_create(&label).observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn waited(&self, waited: Duration) {
+        let process = ByProcess { process: self.process };
+        self.families.wait.get_or_create(&process).observe(waited.as_secs_f64());
+    }
+
+    pub(crate) fn end_written(&self, took: Duration) {
+        self.families.end.get_or_create(&self.label()).observe(took.as_secs_f64());
     }
 
     pub(crate) fn claimed(&self, count: usize) {

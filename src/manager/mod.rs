@@ -2,6 +2,7 @@
 //!
 //! * [`control_loop`]: the generic runner. Knows sessions, claims and panics,
 //!   and nothing about machines.
+//! * `sourcing`: where its work comes from, and what of that people paused.
 //! * [`initializer`]: puts the role server on machines that have none.
 //! * [`recoverer`]: climbs the ladder for machines that fell silent.
 //! * [`retirer`]: gives machines back.
@@ -9,6 +10,7 @@
 //! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
 //!   machines but over providers, one at a time each, under a named lease.
 //! * [`housekeeping`]: reaper, sweeper, brakes.
+//! * [`sampler`]: counts the fleet once a minute, under a named lease; [`fleet_metrics`] shows the newest count.
 //! * [`breakers`]: who of the providers hangs, and is left alone for a while.
 //!
 //! A loop never decides inside I/O code: `plan(snapshot, policy, now)` says
@@ -19,6 +21,7 @@ pub mod brakes;
 pub mod breakers;
 pub mod control_loop;
 pub(crate) mod failpoint;
+pub mod fleet_metrics;
 pub mod housekeeping;
 pub mod initializer;
 pub mod limiter;
@@ -27,4 +30,6 @@ pub mod provider_set;
 pub mod provisioner;
 pub mod recoverer;
 pub mod retirer;
+pub mod sampler;
+mod sourcing;
 pub mod updater;

@@ -16,7 +16,7 @@ use crate::bmdb::intent::{Permission, Step};
 use crate::bmdb::work::Work;
 use crate::manager::access::{Access, AccessError};
 use crate::manager::brakes::Brakes;
-use crate::manager::breakers::Admission;
+use crate::manager::breakers::{Admission, Call};
 use crate::manager::control_loop::{ControlLoop, Handled, HandlerError, no_longer_due};
 use crate::manager::failpoint;
 use crate::manager::provider_set::ProviderSet;
@@ -164,7 +164,7 @@ impl Recoverer {
         }
         let mut unasked = None;
         if let Some((provider, admission)) = &means.provider {
-            let call = admission.look_up(provider.rungs(&means.provided.provider_id));
+            let call = admission.look_up(Call::Rungs, provider.rungs(&means.provided.provider_id));
             match work.call_out(CALL_LIMIT, call).await? {
                 Ok(found) => means.rungs = Some(found),
                 // The provider may be what is broken; SSH may still work.
@@ -254,7 +254,7 @@ impl Recoverer {
                     let (control, admission) = means
                         .control(|provider| provider.reboot())
                         .ok_or_else(|| AccessError::new("the provider cannot reboot it"))?;
-                    work.call_out(CALL_LIMIT, admission.ask(control.reboot(id, intent)))
+                    work.call_out(CALL_LIMIT, admission.ask(Call::Reboot, control.reboot(id, intent)))
                         .await?
                         .map_err(|error| AccessError::new(error.to_string()))?;
                     Ok((Vec::new(), "the provider took the order".to_owned()))
@@ -266,9 +266,12 @@ impl Recoverer {
                 let (control, admission) = means
                     .control(|provider| provider.power())
                     .ok_or_else(|| AccessError::new("the provider has no power over it"))?;
-                work.call_out(CALL_LIMIT, admission.ask(control.power(id, PowerAction::Cycle, intent)))
-                    .await?
-                    .map_err(|error| AccessError::new(error.to_string()))?;
+                work.call_out(
+                    CALL_LIMIT,
+                    admission.ask(Call::Power, control.power(id, PowerAction::Cycle, intent)),
+                )
+                .await?
+                .map_err(|error| AccessError::new(error.to_string()))?;
                 Ok((Vec::new(), "the provider took the order".to_owned()))
             }
         }

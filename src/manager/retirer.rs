@@ -17,6 +17,7 @@ use crate::bmdb::change::FactChange;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::retirement::{Leave, RetirementChange};
 use crate::bmdb::work::Work;
+use crate::manager::breakers::Call;
 use crate::manager::control_loop::{ControlLoop, Handled, HandlerError, no_longer_due};
 use crate::manager::failpoint;
 use crate::manager::provider_set::ProviderSet;
@@ -65,7 +66,7 @@ impl Retirer {
             Ok(None) => return Err(HandlerError::new(format!("provider {name} is not configured here"))),
             Err(open) => return Ok(Handled::left_alone(open, snapshot.now)),
         };
-        let looked = work.call_out(CALL_LIMIT, admission.ask(provider.look_at(id))).await?;
+        let looked = work.call_out(CALL_LIMIT, admission.ask(Call::LookAt, provider.look_at(id))).await?;
         if looked.map_err(|error| HandlerError::new(error.sentence))?.is_none() {
             return Ok(over(format!("provider {name} does not know it any more")));
         }
@@ -87,7 +88,8 @@ impl Retirer {
         };
         tracing::info!(provider = name, provider_id = id, %intent, "giving a machine back");
         failpoint::pass(self.name(), "intended");
-        let outcome = work.call_out(CALL_LIMIT, admission.ask(control.release(id, intent))).await?;
+        let outcome =
+            work.call_out(CALL_LIMIT, admission.ask(Call::Release, control.release(id, intent))).await?;
         failpoint::pass(self.name(), "released");
         let told = match &outcome {
             Ok(()) => "done: the provider took it back".to_owned(),

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 
 use crate::bmdb::change::{FactChange, ProviderDetails};
 use crate::bmdb::work::Work;
+use crate::manager::breakers::Call;
 use crate::manager::control_loop::{ControlLoop, Handled, HandlerError};
 use crate::manager::provider_set::ProviderSet;
 use crate::model::backoff::Backoff;
@@ -49,7 +50,7 @@ impl ControlLoop for Updater {
             }
             Err(open) => return Ok(Handled::left_alone(open, snapshot.now)),
         };
-        let call = admission.ask(provider.look_at(&known.provider_id));
+        let call = admission.ask(Call::LookAt, provider.look_at(&known.provider_id));
         let found = work.call_out(CALL_LIMIT, call).await?.map_err(|error| {
             let pause = work.bmdb().policy().1.update_failure_pause;
             let permanent = !matches!(error.class, ErrorClass::Transient);

@@ -76,17 +76,11 @@ impl MachineFacts {
     /// Where an asked-for installation stands.
     #[must_use]
     pub fn installation(&self) -> Installation {
-        match (&self.installation_request, &self.installation_report) {
-            (None, _) => Installation::None,
-            (Some(request), Some(report)) if request.generation == report.generation => {
-                if report.succeeded {
-                    Installation::Succeeded
-                } else {
-                    Installation::Failed
-                }
-            }
-            (Some(_), _) => Installation::Pending,
-        }
+        let report = self.installation_report.as_ref();
+        Installation::of(
+            self.installation_request.as_ref().map(|request| request.generation),
+            report.map(|report| (report.generation, report.succeeded)),
+        )
     }
 
     /// The boot that the machine was last known to be in: that of its last report, or of the
@@ -125,6 +119,24 @@ pub enum Installation {
     Succeeded,
     /// Reported failed.
     Failed,
+}
+
+impl Installation {
+    /// Where it stands by the generation that was asked for, and the one reported with whether it succeeded.
+    #[must_use]
+    pub fn of(asked: Option<i64>, reported: Option<(i64, bool)>) -> Self {
+        match (asked, reported) {
+            (None, _) => Self::None,
+            (Some(asked), Some((generation, succeeded))) if asked == generation => {
+                if succeeded {
+                    Self::Succeeded
+                } else {
+                    Self::Failed
+                }
+            }
+            (Some(_), _) => Self::Pending,
+        }
+    }
 }
 
 /// Tag `machine_provided`.

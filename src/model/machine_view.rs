@@ -14,6 +14,7 @@ use crate::model::drift::StoredDecision;
 use crate::model::facts::MachineFacts;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::newer_fence::NewerFence;
+use crate::model::pause::Pause;
 use crate::model::policy::Policy;
 use crate::model::time::Timestamp;
 
@@ -146,6 +147,8 @@ pub struct MachineView {
     pub host_keys: Option<PinnedHostKey>,
     /// Brakes that are on, of any kind and scope.
     pub brakes: Vec<BrakeLine>,
+    /// Pauses that hold, of any loop and provider.
+    pub pauses: Vec<Pause>,
     /// Open sessions of all processes, counted up to 1,000.
     pub open_sessions: i64,
     /// Proof that it has seen a fence which this BMDB never gave.

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::model::backoff::Backoff;
+use crate::model::order_limits::OrderLimits;
 use crate::model::process::Process;
 use crate::model::time::Span;
 
@@ -60,6 +61,8 @@ pub struct Policy {
     /// How long history, settled intents and closed sessions are kept; see
     /// [`Policy::effective_history_retention`].
     pub history_retention: Span,
+    /// How many machines operators' orders may be about.
+    pub order_limits: OrderLimits,
 }
 
 /// One step of the recovery ladder.
@@ -214,6 +217,7 @@ impl Default for Policy {
             retirement_release_timeout: Span::hours(1),
             release_budget: Budget { count: 100, window: Span::minutes(10) },
             history_retention: Span::hours(180 * 24),
+            order_limits: OrderLimits::default(),
         }
     }
 }

@@ -59,6 +59,12 @@ pub struct PolicyFlags {
     /// How long what happened is kept, a day at least. [default: 180d]
     #[arg(long, value_name = "SPAN")]
     pub history_retention: Option<Span>,
+    /// Most machines that one order may be about. [default: 50]
+    #[arg(long, value_name = "COUNT")]
+    pub order_max_machines: Option<u32>,
+    /// Most machines that orders about several may be about within an hour. [default: 200]
+    #[arg(long, value_name = "COUNT")]
+    pub order_max_machines_per_hour: Option<u32>,
 }
 
 /// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
@@ -109,6 +115,9 @@ impl PolicyFlags {
         set(self.retirement_release_timeout.as_ref(), &mut policy.retirement_release_timeout);
         set(self.outward_limit.as_ref(), &mut policy.outward_limit);
         set(self.history_retention.as_ref(), &mut policy.history_retention);
+        let limits = &mut policy.order_limits;
+        set(self.order_max_machines.as_ref(), &mut limits.machines);
+        set(self.order_max_machines_per_hour.as_ref(), &mut limits.machines_per_hour);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
         set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
@@ -163,6 +172,15 @@ impl PolicyFlags {
         Ok(())
     }
 
+    /// The part of a configuration file that [`Self::of_configuration`] reads, and nothing else of it: what it
+    /// says of providers and keys stays where it is.
+    pub fn part_of_configuration(text: &str) -> Result<String, String> {
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+        let known = Line::command();
+        let part: toml::Table = table.into_iter().filter(|(key, _)| is_known(&known, key)).collect();
+        toml::to_string(&part).map_err(|error| error.to_string())
+    }
+
     /// The flags of this kind that a configuration file sets, as the file of `shepherd --config` has them.
     /// Its other keys are passed over: they decide for one shepherd, not for the fleet.
     pub fn of_configuration(text: &str) -> Result<Self, String> {
@@ -170,10 +188,10 @@ impl PolicyFlags {
         let known = Line::command();
         let mut arguments = Vec::new();
         for (key, value) in table {
-            let name = key.replace('-', "_");
-            if !known.get_arguments().any(|argument| argument.get_id().as_str() == name) {
+            if !is_known(&known, &key) {
                 continue;
             }
+            let name = key.replace('-', "_");
             let value = match value {
                 toml::Value::String(text) => text,
                 toml::Value::Integer(number) => number.to_string(),
@@ -187,6 +205,12 @@ impl PolicyFlags {
         line.policy.check()?;
         Ok(line.policy)
     }
+}
+
+/// Whether a key of a configuration file is one of these flags.
+fn is_known(flags: &clap::Command, key: &str) -> bool {
+    let name = key.replace('-', "_");
+    flags.get_arguments().any(|argument| argument.get_id().as_str() == name)
 }
 
 /// A command line of such flags alone.
@@ -220,6 +244,18 @@ mod tests {
             let problem = PolicyFlags::of_configuration(wrong).unwrap_err();
             assert!(problem.contains(part), "{problem}");
         }
+    }
+
+    #[test]
+    fn part_about_the_fleet_says_the_same_and_nothing_else() {
+        let whole = "ssh_user = \"root\"\nrecovery-silence_timeout = \"5m\"\nrecovery_brake_fraction = 0.5\n\
+                     [[provider]]\nname = \"rack-a\"\nurl = \"https://kim:secret@h\"";
+        let part = PolicyFlags::part_of_configuration(whole).unwrap();
+        assert!(!part.contains("secret") && !part.contains("ssh_user"), "{part}");
+        let read = |text: &str| format!("{:?}", PolicyFlags::of_configuration(text).unwrap());
+        assert_eq!(read(&part), read(whole));
+        assert_eq!(PolicyFlags::part_of_configuration("ssh_user = \"root\"").unwrap(), "");
+        assert!(PolicyFlags::part_of_configuration("heartbeat_interval").is_err());
     }
 
     #[test]

@@ -22,8 +22,9 @@ use crate::roleserver::systemd::{self, Systemd, SystemdError};
 
 /// How long an agent may take to end when asked.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long a started agent may take to record itself.
-const START: Duration = Duration::from_secs(15);
+/// How long a started agent may take to record itself, on a host that has little time for it. With what stopping
+/// the one before takes at most it is less than an enrolment's SSH command is given.
+const START: Duration = Duration::from_secs(30);
 
 /// What a person asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Metrics and health over HTTP, for monitoring.
 //!
-//! `/metrics` is everything this process counts, as text.
+//! `/metrics` is everything this process counts, as text: as OpenMetrics for whoever says that it takes that, as
+//! Prometheus does, and in the older format for everybody else.
 //! `/healthz` answers 200 while the BMDB answers and 503 with a sentence while
 //! it does not. It says whether this process can do its work, not whether it
 //! should be restarted: a shepherd without its database pauses and goes on.
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
@@ -18,13 +19,16 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::metric_book::Book;
 use crate::bmdb::metrics::Metrics;
 use crate::server::error::ServerError;
 
 const LISTEN_FLAG: &str = "--metrics_listen_address";
 const PATIENCE: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(2);
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const OPEN_METRICS: &str = "application/openmetrics-text";
+const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PLAIN_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A metrics server that runs.
 #[derive(Debug)]
@@ -83,9 +87,16 @@ pub async fn serve_metrics(
     Ok(MetricsServer { local_addr, ended })
 }
 
-async fn show_metrics(State(shown): State<Shown>) -> Response {
-    match shown.metrics.encode() {
-        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+async fn show_metrics(State(shown): State<Shown>, headers: HeaderMap) -> Response {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let takes_open_metrics = accepted.into_iter().any(|accepted| accepted.contains(OPEN_METRICS));
+    let (content_type, text) = if takes_open_metrics {
+        (OPEN_METRICS_TYPE, shown.metrics.read(Book::open_metrics))
+    } else {
+        (PLAIN_TYPE, shown.metrics.read(Book::plain))
+    };
+    match text {
+        Ok(text) => ([(header::CONTENT_TYPE, content_type)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

@@ -10,6 +10,7 @@
 //!   `--check` prints.
 //! * [`check`]: the same, having looked.
 //! * [`callback`]: the callback server of this process.
+//! * [`counted`]: everything that it counts.
 //! * [`run`]: running it.
 //! * [`preflight`]: looking at everything before anything is done.
 //! * [`demo`]: a fleet in a box.
@@ -18,6 +19,7 @@
 pub mod callback;
 pub mod check;
 pub mod configuration;
+pub mod counted;
 pub mod demo;
 pub mod failure;
 pub mod flags;

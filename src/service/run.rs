@@ -34,6 +34,7 @@ use crate::manager::provisioner::plan::Limits;
 use crate::manager::provisioner::{self, ProvisionerSettings};
 use crate::manager::recoverer::Recoverer;
 use crate::manager::retirer::Retirer;
+use crate::manager::sampler;
 use crate::manager::updater::Updater;
 use crate::model::ids::ProcessId;
 use crate::model::time::Rate;
@@ -43,6 +44,7 @@ use crate::providers::static_provider::{StaticConfig, StaticProvider};
 use crate::server::certificate::Authorities;
 use crate::service::callback::{self, Callback};
 use crate::service::configuration::ProviderConfiguration;
+use crate::service::counted::register_everything;
 use crate::service::failure::Failure;
 use crate::service::flags::Component;
 use crate::service::plan::{Database, ServicePlan};
@@ -188,9 +190,7 @@ pub async fn start(plan: &ServicePlan, database: &OpenDatabase) -> Result<Runnin
         plan.providers.iter().map(|provider| build_provider(provider, plan)).collect::<Result<_, _>>()?,
     );
     let counted = Metrics::new();
-    bmdb.metrics().register(&counted);
-    let metrics = ManagerMetrics::register(&counted);
-    providers.register(&counted);
+    let metrics = register_everything(&counted, bmdb, &providers);
 
     let (sessions, keeper) =
         Sessions::new(bmdb.clone(), ProcessId::generate(), plan.flags.session_interval.0);
@@ -253,6 +253,7 @@ async fn start_parts(
         metrics.housekeeping.clone(),
         running.drain.clone(),
     ));
+    running.workers.spawn(sampler::run(running.sessions.clone(), metrics.clone(), running.drain.clone()));
     let brakes = Arc::new(Brakes::new(bmdb.clone()));
     running.tasks.spawn(housekeeping::tell_brakes(brakes.clone(), running.drain.clone()));
 
@@ -297,6 +298,7 @@ async fn start_parts(
                 reconciler: Limiter::new(flags.provisioner_reconciler_rate),
                 creation: Limiter::new(flags.provisioner_device_creation_rate),
                 breaker: breaker.clone(),
+                metrics: metrics.clone(),
             };
             let stop = running.drain.clone();
             running.workers.spawn(provisioner::run(

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::harness::aloud::TestResult;
 use crate::harness::source::{self, Source};
 
 /// What each room may import besides itself and the generated contracts (`proto`), which are open to
@@ -44,7 +45,7 @@ const PLAN: &[(&str, &[&str])] = &[
 ];
 
 #[test]
-fn every_import_follows_the_plan() -> anyhow::Result<()> {
+fn every_import_follows_the_plan() -> TestResult {
     let mut wrong = Vec::new();
     let mut seen = 0;
     for path in source::files("src", "rs")? {
@@ -134,7 +135,7 @@ fn an_import_by_the_plan_is_no_fault() {
 }
 
 #[test]
-fn every_statement_file_is_used() -> anyhow::Result<()> {
+fn every_statement_file_is_used() -> TestResult {
     let mut sources = String::new();
     for path in source::files("src", "rs")? {
         for (_, literal) in source::take_apart(&source::read(&path)?).strings {
@@ -154,7 +155,7 @@ fn every_statement_file_is_used() -> anyhow::Result<()> {
 }
 
 #[test]
-fn sql_stands_in_its_own_files_only() -> anyhow::Result<()> {
+fn sql_stands_in_its_own_files_only() -> TestResult {
     let mut wrong = Vec::new();
     for path in source::files("src", "rs")? {
         for line in lines_with_sql(&source::take_apart(&source::read(&path)?)) {
@@ -190,7 +191,7 @@ fn sql_in_a_string_is_told_from_english() {
 
 /// What goes to the pool by itself is neither counted nor given up when the answer never comes.
 #[test]
-fn statements_go_the_counted_and_bounded_way() -> anyhow::Result<()> {
+fn statements_go_the_counted_and_bounded_way() -> TestResult {
     // A migration takes as long as it takes; notifications have a connection of their own.
     let may = ["src/bmdb/setup.rs", "src/bmdb/wakeup.rs"];
     let mut wrong = Vec::new();
@@ -212,7 +213,7 @@ fn statements_go_the_counted_and_bounded_way() -> anyhow::Result<()> {
 /// The test clock replaces `now()` and `clock_timestamp()`. What goes around them reads the server's
 /// time, so a test of a thirty-minute limit would have to wait for thirty minutes.
 #[test]
-fn statements_ask_only_the_clock_that_tests_can_move() -> anyhow::Result<()> {
+fn statements_ask_only_the_clock_that_tests_can_move() -> TestResult {
     let others = [
         "current_timestamp",
         "localtimestamp",

@@ -12,6 +12,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 
 use crate::bmdb_kit::{Kit, dialect};
+use crate::harness::aloud::TestResult;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::PATIENCE;
 use crate::harness::source;
@@ -50,7 +51,7 @@ pub(crate) fn migrator() -> Migrator {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_migration_goes_forward_back_and_forward_again_with_and_without_rows() -> anyhow::Result<()> {
+async fn every_migration_goes_forward_back_and_forward_again_with_and_without_rows() -> TestResult {
     let database = TestDatabase::create("migrations").await?;
     let mut connection = empty(&database).await?;
     let mut versions: Vec<i64> = vec![0];
@@ -77,6 +78,7 @@ async fn every_migration_goes_forward_back_and_forward_again_with_and_without_ro
          VALUES ('00000000-0000-0000-0000-000000000001', 'access', '', 1, 0, FALSE, '', '', 'New', now(), 1, 0, 0, 0, 0);
          INSERT INTO session VALUES (gen_random_uuid(), gen_random_uuid(), 'c', '{}', 1, now(), now());
          INSERT INTO history VALUES ('00000000-0000-0000-0000-000000000001', now(), 'Held');
+         INSERT INTO fleet_sample VALUES (now(), now(), 7, '{}');
          INSERT INTO brake VALUES ('recovery', 'all', 'r', now(), now())",
     )
     .execute(&mut connection)
@@ -92,7 +94,7 @@ async fn every_migration_goes_forward_back_and_forward_again_with_and_without_ro
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_processes_migrate_an_empty_database_at_once() -> anyhow::Result<()> {
+async fn several_processes_migrate_an_empty_database_at_once() -> TestResult {
     let database = TestDatabase::create("migrate_at_once").await?;
     let mut connection = empty(&database).await?;
     let mut all = tokio::task::JoinSet::new();
@@ -131,7 +133,7 @@ async fn waiting(looking: &mut PgConnection) -> anyhow::Result<Option<(String, D
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn migration_that_waits_for_others_keeps_its_lock_and_is_run_again() -> anyhow::Result<()> {
+async fn migration_that_waits_for_others_keeps_its_lock_and_is_run_again() -> TestResult {
     let database = TestDatabase::create("migrate_beside").await?;
     let mut older = empty(&database).await?;
     migrator().run_to(4, &mut older).await?;
@@ -152,8 +154,8 @@ async fn migration_that_waits_for_others_keeps_its_lock_and_is_run_again() -> an
     let mut seen = Vec::new();
     let (mut again, mut prolonged) = (false, false);
     while !(again && prolonged) {
-        anyhow::ensure!(!migrating.is_finished(), "it gave up: {:?}", migrating.await);
-        anyhow::ensure!(Instant::now() < deadline, "run again: {again}, lock prolonged: {prolonged}");
+        assert!(!migrating.is_finished(), "it gave up: {:?}", migrating.await);
+        assert!(Instant::now() < deadline, "run again: {again}, lock prolonged: {prolonged}");
         if sqlx::query_scalar("SELECT to_regclass('migration_lock') IS NOT NULL")
             .fetch_one(&mut looking)
             .await?
@@ -175,7 +177,7 @@ async fn migration_that_waits_for_others_keeps_its_lock_and_is_run_again() -> an
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn schema_that_is_not_this_releases_is_refused_with_a_sentence() -> anyhow::Result<()> {
+async fn schema_that_is_not_this_releases_is_refused_with_a_sentence() -> TestResult {
     let database = TestDatabase::create("other_schema").await?;
     let mut connection = empty(&database).await?;
     let bmdb = Bmdb::connect(settings(&database)?).await?;
@@ -213,7 +215,7 @@ async fn schema_that_is_not_this_releases_is_refused_with_a_sentence() -> anyhow
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lock_of_a_process_that_died_migrating_is_taken_over() -> anyhow::Result<()> {
+async fn lock_of_a_process_that_died_migrating_is_taken_over() -> TestResult {
     let kit = Kit::new("dead_migrator").await?;
     sqlx::query(
         "INSERT INTO migration_lock VALUES (TRUE, gen_random_uuid(), pg_catalog.now() - INTERVAL '1 second')",
@@ -233,7 +235,7 @@ fn words(path: &str) -> anyhow::Result<String> {
 }
 
 #[test]
-fn statements_for_databases_without_skip_locked_differ_only_where_they_must() -> anyhow::Result<()> {
+fn statements_for_databases_without_skip_locked_differ_only_where_they_must() -> TestResult {
     let mut pairs = Vec::new();
     for path in source::files("sql", "sql")? {
         let name = path.to_string_lossy().into_owned();

@@ -7,9 +7,10 @@ use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::bmdb_kit::{Kit, SOON, Shepherd, hold, until};
+use crate::harness::aloud::TestResult;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mode_of_this_run_is_what_the_server_was_sent() -> anyhow::Result<()> {
+async fn mode_of_this_run_is_what_the_server_was_sent() -> TestResult {
     let kit = Kit::new("mode_proof").await?;
     let machines = kit.provided(4, "rack").await?;
     let isolation: String =
@@ -70,12 +71,12 @@ async fn mode_of_this_run_is_what_the_server_was_sent() -> anyhow::Result<()> {
     // The proof proves nothing if the record is empty.
     let (calls, _) = sent(r"for\s+key\s+share").fetch_one(&mut server).await?;
     assert!(calls > 0, "the server recorded nothing of this database");
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 /// What holds for one database must hold for all that this run has used so far.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_database_of_this_run_was_sent_words_of_another_mode() -> anyhow::Result<()> {
+async fn no_database_of_this_run_was_sent_words_of_another_mode() -> TestResult {
     let kit = Kit::new("mode_of_all").await?;
     if kit.skip_locked() {
         assert_eq!(crate::bmdb_kit::dialect(kit.database.mode()), kit.bmdb.dialect());

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, dialect, ended, needs_human, until};
 use crate::bmdb_proxy::Proxy;
+use crate::harness::aloud::TestResult;
 
 async fn behind(proxy: &Proxy, kit: &Kit, interval: Duration) -> anyhow::Result<Shepherd> {
     let mut settings = ConnectionSettings::from_url(proxy.url(), "behind")?;
@@ -56,7 +57,7 @@ async fn renewed_for(kit: &Kit, session: &Session, by: &str) -> anyhow::Result<(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_of_a_claim_whose_answer_was_lost_is_adopted() -> anyhow::Result<()> {
+async fn work_of_a_claim_whose_answer_was_lost_is_adopted() -> TestResult {
     let kit = Kit::new("lost_claim").await?;
     kit.provided(5, "rack").await?;
     let proxy = Proxy::start(&kit.database).await?;
@@ -84,11 +85,11 @@ async fn work_of_a_claim_whose_answer_was_lost_is_adopted() -> anyhow::Result<()
         item.finish(Vec::new(), "done").await?;
     }
     assert_eq!(kit.count("SELECT count(*) FROM history WHERE event = 'Finished'").await?, 5);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn finish_whose_answer_was_lost_is_found_in_history() -> anyhow::Result<()> {
+async fn finish_whose_answer_was_lost_is_found_in_history() -> TestResult {
     let kit = Kit::new("lost_finish").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let proxy = Proxy::start(&kit.database).await?;
@@ -100,11 +101,11 @@ async fn finish_whose_answer_was_lost_is_found_in_history() -> anyhow::Result<()
     assert!(proxy.answer_was_lost());
     assert_eq!(kit.ends(machine).await?, ["Finished"]);
     assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fail_whose_answer_was_lost_grows_the_backoff_once() -> anyhow::Result<()> {
+async fn fail_whose_answer_was_lost_grows_the_backoff_once() -> TestResult {
     let kit = Kit::new("lost_fail").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let proxy = Proxy::start(&kit.database).await?;
@@ -116,11 +117,11 @@ async fn fail_whose_answer_was_lost_grows_the_backoff_once() -> anyhow::Result<(
     assert!(proxy.answer_was_lost());
     assert_eq!(kit.ends(machine).await?, ["Failed"]);
     assert_eq!(kit.count("SELECT failures FROM work_backoff").await?, 1);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn finish_cut_off_while_it_waits_is_done_once() -> anyhow::Result<()> {
+async fn finish_cut_off_while_it_waits_is_done_once() -> TestResult {
     let kit = Kit::new("cut_finish").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let proxy = Proxy::start(&kit.database).await?;
@@ -138,11 +139,11 @@ async fn finish_cut_off_while_it_waits_is_done_once() -> anyhow::Result<()> {
     lock.commit().await?;
     ended("the finish", finish).await??;
     assert_eq!(kit.ends(machine).await?, ["Finished"]);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_whose_taking_was_not_heard_of_is_taken_anew() -> anyhow::Result<()> {
+async fn lease_whose_taking_was_not_heard_of_is_taken_anew() -> TestResult {
     let kit = Kit::new("lost_lease").await?;
     let proxy = Proxy::start(&kit.database).await?;
     let shepherd = behind(&proxy, &kit, LONG).await?;
@@ -160,11 +161,11 @@ async fn lease_whose_taking_was_not_heard_of_is_taken_anew() -> anyhow::Result<(
     assert_eq!(shepherd.bmdb.take_lease(&other, "provisioner", "rack").await?, None);
     assert!(shepherd.bmdb.give_back_lease(&lease).await?);
     assert!(shepherd.bmdb.take_lease(&other, "provisioner", "rack").await?.is_some());
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn outage_shorter_than_the_interval_costs_no_session() -> anyhow::Result<()> {
+async fn outage_shorter_than_the_interval_costs_no_session() -> TestResult {
     let kit = Kit::new("short_outage").await?;
     for refused in [true, false] {
         let proxy = Proxy::start(&kit.database).await?;
@@ -187,7 +188,7 @@ async fn outage_shorter_than_the_interval_costs_no_session() -> anyhow::Result<(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn outage_longer_than_the_interval_stops_the_work_before_the_database_does() -> anyhow::Result<()> {
+async fn outage_longer_than_the_interval_stops_the_work_before_the_database_does() -> TestResult {
     let kit = Kit::new("long_outage").await?;
     kit.provided(1, "rack").await?;
     let proxy = Proxy::start(&kit.database).await?;
@@ -216,11 +217,11 @@ async fn outage_longer_than_the_interval_stops_the_work_before_the_database_does
     .await?;
     renewed_for(&kit, &fresh.context("no session")?, "6 seconds").await?;
     assert!(session.lost().is_cancelled(), "a lost session revived");
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keeper_stops_although_the_database_is_away() -> anyhow::Result<()> {
+async fn keeper_stops_although_the_database_is_away() -> TestResult {
     let kit = Kit::new("stop_without_database").await?;
     kit.provided(1, "rack").await?;
     let proxy = Proxy::start(&kit.database).await?;
@@ -236,7 +237,7 @@ async fn keeper_stops_although_the_database_is_away() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exhausted_pool_costs_no_session() -> anyhow::Result<()> {
+async fn exhausted_pool_costs_no_session() -> TestResult {
     let kit = Kit::new("exhausted_pool").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(8)).await?;
@@ -258,12 +259,12 @@ async fn exhausted_pool_costs_no_session() -> anyhow::Result<()> {
     while let Some(done) = tokio::time::timeout(PATIENCE, waiting.join_next()).await? {
         done?;
     }
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 /// Handlers that compute, or wait as nobody may in a task, on every thread there is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocked_runtime_costs_no_session() -> anyhow::Result<()> {
+async fn blocked_runtime_costs_no_session() -> TestResult {
     let kit = Kit::new("blocked_runtime").await?;
     let shepherd = Shepherd::start(&kit, "worker", Duration::from_secs(8)).await?;
     let mut sessions = Vec::new();
@@ -305,11 +306,11 @@ async fn blocked_runtime_costs_no_session() -> anyhow::Result<()> {
     for session in &sessions {
         assert!(!session.lost().is_cancelled(), "lost: {:?}", session.lost_because());
     }
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keeper_that_is_dropped_renews_no_more_and_says_so() -> anyhow::Result<()> {
+async fn keeper_that_is_dropped_renews_no_more_and_says_so() -> TestResult {
     let kit = Kit::new("dropped_keeper").await?;
     let (sessions, keeper) = Sessions::new(kit.bmdb.clone(), ProcessId::generate(), Duration::from_mins(1));
     let session = sessions.start("test", serde_json::json!({})).await?;
@@ -323,7 +324,7 @@ async fn keeper_that_is_dropped_renews_no_more_and_says_so() -> anyhow::Result<(
 
 /// As when nobody is there to stop the work: its session is renewed no more, and nothing was told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> anyhow::Result<()> {
+async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> TestResult {
     let kit = Kit::new("outward").await?;
     kit.bmdb.change_policy("test", |policy| policy.outward_limit = Span::seconds(1)).await?;
     kit.provided(1, "rack").await?;
@@ -332,7 +333,7 @@ async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> a
     drop(keeper);
     let session = sessions.start("doomed", serde_json::json!({})).await?;
     let mut claimer = Claimer::new(sessions.clone(), Process::AgentStart, vec!["rack".into()]);
-    let Claimed::Work(work) = claimer.claim(&[session]).await? else { anyhow::bail!("no work") };
+    let Claimed::Work(work) = claimer.claim(&[session]).await? else { panic!("no work") };
     let short = Duration::from_millis(10);
     assert_eq!(work[0].may_call_out(short)?, short, "a call is given no more than its own limit");
     assert_eq!(work[0].call_out(short, async { 7 }).await?, 7);
@@ -349,7 +350,7 @@ async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancel_whose_answer_was_lost_is_sent_again() -> anyhow::Result<()> {
+async fn cancel_whose_answer_was_lost_is_sent_again() -> TestResult {
     let kit = Kit::new("lost_cancel").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let proxy = Proxy::start(&kit.database).await?;
@@ -361,11 +362,11 @@ async fn cancel_whose_answer_was_lost_is_sent_again() -> anyhow::Result<()> {
     assert!(proxy.answer_was_lost());
     assert_eq!(kit.ends(machine).await?, ["Cancelled"]);
     assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn step_that_nobody_settled_is_of_unknown_outcome_when_its_work_ends() -> anyhow::Result<()> {
+async fn step_that_nobody_settled_is_of_unknown_outcome_when_its_work_ends() -> TestResult {
     let kit = Kit::new("unsettled").await?;
     kit.provided(4, "rack").await?;
     kit.silent().await?;
@@ -383,7 +384,7 @@ async fn step_that_nobody_settled_is_of_unknown_outcome_when_its_work_ends() -> 
             provider: "rack".into(),
         };
         let permission = work.begin_disturbance(step).await?;
-        let Permission::Granted { intent, .. } = permission else { anyhow::bail!("{permission:?}") };
+        let Permission::Granted { intent, .. } = permission else { panic!("{permission:?}") };
         match how {
             "settled" => {
                 assert!(work.settle_intent(intent, "done: it was").await?);
@@ -420,12 +421,12 @@ async fn step_that_nobody_settled_is_of_unknown_outcome_when_its_work_ends() -> 
         assert_eq!(outcome.as_deref(), Some(expected), "{how}");
     }
     assert_eq!(kit.count("SELECT count(*) FROM intent WHERE settled_at IS NULL").await?, 0);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 /// The pool tests a connection that is given back, with no limit of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connection_that_falls_silent_on_its_way_back_holds_up_nobody() -> anyhow::Result<()> {
+async fn connection_that_falls_silent_on_its_way_back_holds_up_nobody() -> TestResult {
     let kit = Kit::new("silent_on_return").await?;
     let proxy = Proxy::start(&kit.database).await?;
     let mut settings = ConnectionSettings::from_url(proxy.url(), "behind")?;
@@ -464,7 +465,7 @@ async fn connection_that_falls_silent_on_its_way_back_holds_up_nobody() -> anyho
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crash_frees_machines_in_time_and_each_loss_doubles_the_pause_until_somebody_gets_through()
--> anyhow::Result<()> {
+-> TestResult {
     let kit = Kit::new("crash").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let interval = SOON;
@@ -549,7 +550,7 @@ async fn crash_frees_machines_in_time_and_each_loss_doubles_the_pause_until_some
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn expired_session_never_revives_and_writes_nothing() -> anyhow::Result<()> {
+async fn expired_session_never_revives_and_writes_nothing() -> TestResult {
     let kit = Kit::new("expired").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
@@ -590,5 +591,5 @@ async fn expired_session_never_revives_and_writes_nothing() -> anyhow::Result<()
     assert!(!matches!(claimed, Claimed::Work(_)), "{claimed:?}");
     assert_eq!(kit.ends(machine).await?, ["Expired"]);
     assert_eq!(kit.count("SELECT count(*) FROM machine_hold").await?, 0);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }

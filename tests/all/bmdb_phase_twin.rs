@@ -24,11 +24,12 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use uuid::Uuid;
 
 use crate::bmdb_kit::Kit;
+use crate::harness::aloud::TestResult;
 
 const SETS: usize = 10_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn phase_equals_its_twin_over_ten_thousand_sets_of_facts() -> anyhow::Result<()> {
+async fn phase_equals_its_twin_over_ten_thousand_sets_of_facts() -> TestResult {
     let kit = Kit::new("phase_twin").await?;
     let seed: u64 = rand::random();
     println!("seed {seed}");
@@ -79,7 +80,7 @@ async fn phase_equals_its_twin_over_ten_thousand_sets_of_facts() -> anyhow::Resu
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn facts_are_read_as_they_were_stored_and_counted_and_indexed_by_their_phase() -> anyhow::Result<()> {
+async fn facts_are_read_as_they_were_stored_and_counted_and_indexed_by_their_phase() -> TestResult {
     let kit = Kit::new("phase_counts").await?;
     let mut random = StdRng::seed_from_u64(7);
     let mut connection = kit.connection().await?;

@@ -20,11 +20,12 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 
 use crate::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, hold, needs_human, surely, until};
+use crate::harness::aloud::TestResult;
 
 const LOCK_DUE: &str = "SELECT fence FROM machine_due WHERE machine_id = $1 FOR UPDATE";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn finish_that_waited_past_the_deadline_commits_before_the_session_is_closed() -> anyhow::Result<()> {
+async fn finish_that_waited_past_the_deadline_commits_before_the_session_is_closed() -> TestResult {
     let kit = Kit::new("late_finish").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let reaper = Shepherd::start(&kit, "reaper", LONG).await?;
@@ -67,11 +68,11 @@ async fn finish_that_waited_past_the_deadline_commits_before_the_session_is_clos
         Err(error) => panic!("{error:?}"),
     }
     reaper.stop().await?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transaction_begun_before_the_deadline_does_not_act_after_it() -> anyhow::Result<()> {
+async fn transaction_begun_before_the_deadline_does_not_act_after_it() -> TestResult {
     let kit = Kit::new("begun_before").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?.patient().await?;
@@ -94,11 +95,11 @@ async fn transaction_begun_before_the_deadline_does_not_act_after_it() -> anyhow
     kit.database.advance(Duration::from_secs(1)).await?;
     assert_eq!(kit.bmdb.reap().await?.work, 1);
     assert_eq!(kit.ends(machine).await?, ["Expired"]);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn named_lease_that_somebody_has_locked_keeps_no_other_from_being_freed() -> anyhow::Result<()> {
+async fn named_lease_that_somebody_has_locked_keeps_no_other_from_being_freed() -> TestResult {
     let kit = Kit::new("locked_lease").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
     let session = shepherd.session().await?;
@@ -116,11 +117,11 @@ async fn named_lease_that_somebody_has_locked_keeps_no_other_from_being_freed() 
     lock.rollback().await?;
     assert_eq!(kit.bmdb.reap().await?.leases, 1);
     assert_eq!(kit.count("SELECT count(*) FROM named_lease WHERE lease_session IS NOT NULL").await?, 0);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn renewal_that_stalls_before_its_commit_keeps_its_work() -> anyhow::Result<()> {
+async fn renewal_that_stalls_before_its_commit_keeps_its_work() -> TestResult {
     let kit = Kit::new("stalled_renewal").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
@@ -148,11 +149,11 @@ async fn renewal_that_stalls_before_its_commit_keeps_its_work() -> anyhow::Resul
     work.finish(Vec::new(), "done").await?;
     assert_eq!(kit.ends(machine).await?, ["Finished"]);
     reaper.stop().await?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn renewal_that_waited_for_the_reaper_is_refused() -> anyhow::Result<()> {
+async fn renewal_that_waited_for_the_reaper_is_refused() -> TestResult {
     let kit = Kit::new("renewal_refused").await?;
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
     let session = shepherd.session().await?;
@@ -164,11 +165,11 @@ async fn renewal_that_waited_for_the_reaper_is_refused() -> anyhow::Result<()> {
     closing.commit().await?;
     tokio::time::timeout(PATIENCE, session.lost().cancelled()).await?;
     assert_eq!(session.lost_because(), Some("the database says it is over"));
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn finish_does_not_overwrite_a_hold_that_it_waited_for() -> anyhow::Result<()> {
+async fn finish_does_not_overwrite_a_hold_that_it_waited_for() -> TestResult {
     let kit = Kit::new("hold_kept").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
@@ -204,11 +205,11 @@ async fn finish_does_not_overwrite_a_hold_that_it_waited_for() -> anyhow::Result
             .await?;
     assert_eq!((process, reason.as_str()), (None, "held by kim: disk swap"));
     assert_eq!(kit.sweep().await?, 0, "the schedule drifted");
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old() -> anyhow::Result<()> {
+async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old() -> TestResult {
     let kit = Kit::new("one_statement").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let engine = Shepherd::start(&kit, "engine", LONG).await?.patient().await?;
@@ -264,11 +265,11 @@ async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old(
             .fetch_one(&kit.pool)
             .await?;
     assert_eq!(process, None, "the engine computed from a fact older than the row");
-    engine.stop().await
+    Ok(engine.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claim_that_waited_does_not_take_what_was_failed_meanwhile() -> anyhow::Result<()> {
+async fn claim_that_waited_does_not_take_what_was_failed_meanwhile() -> TestResult {
     let kit = Kit::new("claim_waited").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
@@ -307,11 +308,11 @@ async fn claim_that_waited_does_not_take_what_was_failed_meanwhile() -> anyhow::
     assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
     let session = shepherd.session().await?;
     assert!(matches!(surely(&mut claimer, &session).await?, Claimed::Empty));
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn loser_of_a_race_is_told_that_there_was_work() -> anyhow::Result<()> {
+async fn loser_of_a_race_is_told_that_there_was_work() -> TestResult {
     let kit = Kit::new("contended").await?;
     kit.provided(200, "rack").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
@@ -347,13 +348,13 @@ async fn loser_of_a_race_is_told_that_there_was_work() -> anyhow::Result<()> {
             other => panic!("{other:?}"),
         }
     }
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 /// While a statement waits for the lowest machine, it may hold none that somebody who goes by the
 /// order could want next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_locks_many_machines_locks_them_in_order() -> anyhow::Result<()> {
+async fn whoever_locks_many_machines_locks_them_in_order() -> TestResult {
     for what in ["claim", "reap", "rearm"] {
         let kit = Kit::new("lock_order").await?;
         let mut machines = kit.provided(40, "rack").await?;
@@ -445,8 +446,7 @@ async fn whoever_locks_many_machines_locks_them_in_order() -> anyhow::Result<()>
 
 /// Two batches in the order of arrival lock each other out; in the order of machines they do not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_arrival() -> anyhow::Result<()>
-{
+async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_arrival() -> TestResult {
     let kit = Kit::new("heartbeat_order").await?;
     let mut machines = kit.provided(20, "rack").await?;
     machines.sort();
@@ -477,7 +477,7 @@ async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_ar
         tokio::spawn(async move { sqlx::query(statement).bind(arrived).fetch_all(bmdb.pool()).await });
     if kit.skip_locked() {
         assert_eq!(ended("the batch", batch).await??.len(), 19);
-        return listener.stop().await;
+        return Ok(listener.stop().await?);
     }
     kit.until_blocked("listener", 1).await?;
     for machine in &machines[1..] {
@@ -486,11 +486,11 @@ async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_ar
     }
     writer.commit().await?;
     assert_eq!(ended("the batch", batch).await??.len(), 20);
-    listener.stop().await
+    Ok(listener.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_that_nobody_knows_of_is_cancelled_by_the_keeper() -> anyhow::Result<()> {
+async fn work_that_nobody_knows_of_is_cancelled_by_the_keeper() -> TestResult {
     let kit = Kit::new("unknown_work").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
@@ -510,11 +510,11 @@ async fn work_that_nobody_knows_of_is_cancelled_by_the_keeper() -> anyhow::Resul
     until("the work is cancelled", async || Ok(kit.ends(machine).await? == ["Cancelled"])).await?;
     assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
     assert!(!session.lost().is_cancelled());
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_with_an_old_due_time_is_found_behind_the_watermark() -> anyhow::Result<()> {
+async fn row_with_an_old_due_time_is_found_behind_the_watermark() -> TestResult {
     let kit = Kit::new("watermark").await?;
     let machines = kit.provided(400, "rack").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
@@ -550,12 +550,12 @@ async fn row_with_an_old_due_time_is_found_behind_the_watermark() -> anyhow::Res
         }
         assert!(passed < Duration::from_secs(10), "passed over for more than 10 s");
     }
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 /// Where hundreds of machines are claimed within what the claimer looks back over, it does so once a second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_that_appears_some_seconds_late_is_found_at_full_rate() -> anyhow::Result<()> {
+async fn row_that_appears_some_seconds_late_is_found_at_full_rate() -> TestResult {
     let kit = Kit::new("late_at_rate").await?;
     let machines = kit.provided(420, "rack").await?;
     sqlx::query("UPDATE machine_due SET bucket = 0").execute(&kit.pool).await?;
@@ -602,11 +602,11 @@ async fn row_that_appears_some_seconds_late_is_found_at_full_rate() -> anyhow::R
         }
         assert!(passed < Duration::from_secs(10), "passed over for more than 10 s");
     }
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_armed_in_the_past_of_its_transaction() -> anyhow::Result<()> {
+async fn nothing_is_armed_in_the_past_of_its_transaction() -> TestResult {
     let kit = Kit::new("armed_late").await?;
     let machine = kit.provided(1, "rack").await?[0];
     kit.change(machine, vec![hold("disk swap")]).await?;
@@ -624,7 +624,7 @@ async fn nothing_is_armed_in_the_past_of_its_transaction() -> anyhow::Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn session_rows_locked_by_hand_do_not_let_the_others_expire() -> anyhow::Result<()> {
+async fn session_rows_locked_by_hand_do_not_let_the_others_expire() -> TestResult {
     // So long that a busy host gets through a round of them one by one, as it must where none can be skipped.
     let interval = Duration::from_secs(12);
     let kit = Kit::new("locked_sessions").await?;
@@ -654,11 +654,11 @@ async fn session_rows_locked_by_hand_do_not_let_the_others_expire() -> anyhow::R
     })
     .await?;
     lock.rollback().await?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn session_is_not_closed_under_a_claim_that_has_not_committed() -> anyhow::Result<()> {
+async fn session_is_not_closed_under_a_claim_that_has_not_committed() -> TestResult {
     let kit = Kit::new("close_and_claim").await?;
     kit.provided(1, "rack").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
@@ -692,7 +692,7 @@ async fn session_is_not_closed_under_a_claim_that_has_not_committed() -> anyhow:
         0,
         "closed although it holds work: an effect committed after closed_at"
     );
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 fn second_heartbeat(machine: MachineId) -> Arc<[Arc<Heartbeat>]> {
@@ -710,7 +710,7 @@ async fn phase_and_timer(kit: &Kit) -> anyhow::Result<(String, bool)> {
 
 /// Stored and not committed, it is in nobody's facts yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn machine_is_not_found_silent_past_a_heartbeat_that_is_being_stored() -> anyhow::Result<()> {
+async fn machine_is_not_found_silent_past_a_heartbeat_that_is_being_stored() -> TestResult {
     for who in ["timer", "sweeper"] {
         let kit = Kit::new("heartbeat_first").await?;
         let machine = kit.provided(1, "rack").await?[0];
@@ -754,7 +754,7 @@ async fn machine_is_not_found_silent_past_a_heartbeat_that_is_being_stored() -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heartbeat_that_comes_as_its_machine_is_found_silent_is_no_plain_one() -> anyhow::Result<()> {
+async fn heartbeat_that_comes_as_its_machine_is_found_silent_is_no_plain_one() -> TestResult {
     let kit = Kit::new("silence_first").await?;
     let machine = kit.provided(1, "rack").await?[0];
     kit.fall_silent().await?;
@@ -784,12 +784,12 @@ async fn heartbeat_that_comes_as_its_machine_is_found_silent_is_no_plain_one() -
     let judged = kit.bmdb.store_heartbeat(second_heartbeat(machine)[0].clone()).await?;
     assert!(matches!(judged, Outcome::Stored(_)), "{judged:?}");
     assert_eq!(phase_and_timer(&kit).await?, ("Ready".to_owned(), true));
-    listener.stop().await
+    Ok(listener.stop().await?)
 }
 
 /// Its time is older than where a claimer has got to meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_armed_by_a_transaction_that_commits_late_is_seen() -> anyhow::Result<()> {
+async fn row_armed_by_a_transaction_that_commits_late_is_seen() -> TestResult {
     let kit = Kit::new("late_commit").await?;
     let late = kit.provided(1, "rack").await?[0];
     kit.change(late, vec![hold("disk swap")]).await?;
@@ -856,12 +856,12 @@ async fn row_armed_by_a_transaction_that_commits_late_is_seen() -> anyhow::Resul
     }
     assert!(claimed.contains(&late), "passed over for younger ones");
     shepherd.stop().await?;
-    writer.stop().await
+    Ok(writer.stop().await?)
 }
 
 /// The commit has ended the transaction: there is nothing to roll back, and the server says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transaction_that_loses_at_its_commit_is_run_again() -> anyhow::Result<()> {
+async fn transaction_that_loses_at_its_commit_is_run_again() -> TestResult {
     let kit = Kit::new("lost_commit").await?;
     let machine = kit.provided(1, "rack").await?[0];
     sqlx::raw_sql(
@@ -915,7 +915,7 @@ async fn transaction_that_loses_at_its_commit_is_run_again() -> anyhow::Result<(
 
 /// Not the connection with its transaction open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transaction_that_panics_leaves_nothing_behind() -> anyhow::Result<()> {
+async fn transaction_that_panics_leaves_nothing_behind() -> TestResult {
     let kit = Kit::new("panics").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "panicking", LONG).await?;
@@ -924,5 +924,5 @@ async fn transaction_that_panics_leaves_nothing_behind() -> anyhow::Result<()> {
         assert!(matches!(ended, Err(BmdbError::Task { .. })), "{ended:?}");
     }
     kit.change(machine, vec![hold("nobody has it locked")]).await?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }

@@ -15,11 +15,13 @@ use shepherd::model::time::Span;
 
 use crate::bmdb_explain::{cheap, check, cost};
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended};
+use crate::harness::aloud::TestResult;
 
 const DAY_MS: i64 = 86_400_000;
 const HISTORY: &str = include_str!("../../sql/retention/history.sql");
 const INTENTS: &str = include_str!("../../sql/retention/intents.sql");
 const SESSIONS: &str = include_str!("../../sql/retention/sessions.sql");
+const OLD_SAMPLES: &str = include_str!("../../sql/retention/samples.sql");
 /// Lines of history that are beyond thirty days.
 const OLD_LINES: &str = "SELECT count(*) FROM history WHERE at < now() - INTERVAL '30 days'";
 
@@ -50,7 +52,7 @@ async fn tell_of_the_past(kit: &Kit) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> anyhow::Result<()> {
+async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> TestResult {
     let kit = kept_for_thirty_days("retention_batch").await?;
     tell_of_the_past(&kit).await?;
     // In whole minutes, of which a busy host takes none.
@@ -81,7 +83,7 @@ async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> anyhow::Result<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_somebody_still_needs_is_kept_however_old_it_is() -> anyhow::Result<()> {
+async fn what_somebody_still_needs_is_kept_however_old_it_is() -> TestResult {
     let kit = kept_for_thirty_days("retention_needs").await?;
     tell_of_the_past(&kit).await?;
     run(
@@ -153,7 +155,29 @@ async fn what_somebody_still_needs_is_kept_however_old_it_is() -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_longer_retention_counts_for_a_process_that_has_not_heard_of_it() -> anyhow::Result<()> {
+async fn counts_of_the_fleet_are_kept_for_thirty_days_whatever_history_is_kept_for() -> TestResult {
+    let kit = Kit::new("retention_samples").await?;
+    run(
+        &kit,
+        "INSERT INTO fleet_sample
+         SELECT date_trunc('minute', now()) - make_interval(days => day, mins => n), now(), 7, '{}'
+         FROM (VALUES (1), (29), (30), (170)) AS days (day), generate_series(1, 10) n",
+    )
+    .await?;
+    assert_eq!(kit.bmdb.forget(Retained::Samples, 3).await?, 3);
+    assert_eq!(
+        kit.count("SELECT count(*) FROM fleet_sample WHERE minute < now() - INTERVAL '100 days'").await?,
+        7
+    );
+    let metrics = ManagerMetrics::register(&Metrics::new()).housekeeping;
+    let rest = housekeeping::forget_once(&kit.bmdb, &metrics, &CancellationToken::new()).await?;
+    assert_eq!(rest, 17);
+    assert_eq!(kit.count("SELECT count(*) FROM fleet_sample").await?, 20);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_longer_retention_counts_for_a_process_that_has_not_heard_of_it() -> TestResult {
     let kit = kept_for_thirty_days("retention_policy").await?;
     tell_of_the_past(&kit).await?;
     let other = kit.database.bmdb().await?;
@@ -182,7 +206,7 @@ async fn begin_a_batch(kit: &Kit) -> anyhow::Result<PgConnection> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn history_is_written_while_a_batch_is_being_deleted() -> anyhow::Result<()> {
+async fn history_is_written_while_a_batch_is_being_deleted() -> TestResult {
     let kit = kept_for_thirty_days("retention_beside").await?;
     tell_of_the_past(&kit).await?;
     let by_hand = begin_a_batch(&kit).await?;
@@ -195,11 +219,11 @@ async fn history_is_written_while_a_batch_is_being_deleted() -> anyhow::Result<(
     // Not committed until here: the deleting transaction was open all the while.
     assert_eq!(kit.count(OLD_LINES).await?, 2_500);
     drop(by_hand);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_that_delete_at_once_delete_everything_once() -> anyhow::Result<()> {
+async fn two_that_delete_at_once_delete_everything_once() -> TestResult {
     let kit = kept_for_thirty_days("retention_twice").await?;
     tell_of_the_past(&kit).await?;
     // Nobody waits for ever: after its time limit a batch is left to whoever holds it.
@@ -223,7 +247,7 @@ async fn two_that_delete_at_once_delete_everything_once() -> anyhow::Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_table_is_in_the_list_of_what_grows() -> anyhow::Result<()> {
+async fn every_table_is_in_the_list_of_what_grows() -> TestResult {
     let kit = Kit::new("retention_tables").await?;
     let mut found: Vec<String> = sqlx::query_scalar(
         "SELECT relname::TEXT FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace",
@@ -252,23 +276,26 @@ const FILL: &str = "
     INSERT INTO session
     SELECT gen_random_uuid(), gen_random_uuid(), 'old', '{}', 5000, now() - n * INTERVAL '86.4 seconds', now(),
            now() - n * INTERVAL '86.4 seconds', 'over' FROM generate_series(100000, 1, -1) n;
-    ANALYZE history, intent, session";
+    INSERT INTO fleet_sample
+    SELECT now() - n * INTERVAL '86.4 seconds', now(), 7, '{}' FROM generate_series(100000, 1, -1) n;
+    ANALYZE history, intent, session, fleet_sample";
 
 /// For each row: a page where it is found, two on the way to each of the two things that a session may
 /// hold, three on the way down to its key, and one each where it is looked at again and deleted.
 const BATCH_PAGES: i64 = BATCH * 10;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_costs_its_rows_and_not_the_table() -> anyhow::Result<()> {
+async fn a_batch_costs_its_rows_and_not_the_table() -> TestResult {
     let kit = Kit::new("retention_explain").await?;
     let mut connection = kit.connection().await?;
     sqlx::raw_sql("SET default_transaction_isolation = 'read committed'").execute(&mut connection).await?;
     sqlx::raw_sql(FILL).execute(&mut connection).await?;
-    sqlx::raw_sql("VACUUM history, intent, session").execute(&mut connection).await?;
+    sqlx::raw_sql("VACUUM history, intent, session, fleet_sample").execute(&mut connection).await?;
     for (name, file, index) in [
         ("history", HISTORY, "DROP INDEX history_by_age"),
         ("intents", INTENTS, "DROP INDEX intent_settled"),
         ("sessions", SESSIONS, "DROP INDEX session_closed"),
+        ("samples", OLD_SAMPLES, "ALTER TABLE fleet_sample DROP CONSTRAINT fleet_sample_pkey"),
     ] {
         let batch = cost(&mut connection, file, |query| batch_of(query, name, 50)).await?;
         check(&format!("a batch of {name}"), &batch, BATCH_PAGES);

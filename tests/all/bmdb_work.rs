@@ -16,9 +16,10 @@ use sqlx::Connection as _;
 use sqlx::postgres::PgListener;
 
 use crate::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, hold, needs_human, surely, until};
+use crate::harness::aloud::TestResult;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finish() -> anyhow::Result<()> {
+async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finish() -> TestResult {
     let kit = Kit::new("backoff").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
@@ -64,11 +65,11 @@ async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finis
     shepherd.claim_one(&session, Process::AgentStart).await?.finish(Vec::new(), "done").await?;
     assert!(kit.bmdb.snapshot(machine).await?.facts.backoffs.is_empty());
     assert_eq!(kit.sweep().await?, 0);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_fails_by_the_stored_policy_and_not_by_what_was_read_of_it_last() -> anyhow::Result<()> {
+async fn work_fails_by_the_stored_policy_and_not_by_what_was_read_of_it_last() -> TestResult {
     let kit = Kit::new("stored_policy").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
@@ -82,11 +83,11 @@ async fn work_fails_by_the_stored_policy_and_not_by_what_was_read_of_it_last() -
     shepherd.claim_one(&session, Process::AgentStart).await?.fail(Vec::new(), "no", None).await?;
     let fact = kit.bmdb.snapshot(machine).await?.facts.backoffs[&Process::AgentStart].clone();
     assert_eq!(fact.last_interval, Duration::from_hours(24));
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_put_off_is_due_again_at_its_time_without_a_failure() -> anyhow::Result<()> {
+async fn work_put_off_is_due_again_at_its_time_without_a_failure() -> TestResult {
     let kit = Kit::new("put_off").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
@@ -108,11 +109,11 @@ async fn work_put_off_is_due_again_at_its_time_without_a_failure() -> anyhow::Re
     shepherd.claim_one(&session, Process::AgentStart).await?.finish(Vec::new(), "done").await?;
     assert!(kit.bmdb.snapshot(machine).await?.facts.postponements.is_empty());
     assert_eq!(kit.ends(machine).await?, ["PutOff", "Finished"]);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hold_set_during_work_stops_it_with_the_reason() -> anyhow::Result<()> {
+async fn hold_set_during_work_stops_it_with_the_reason() -> TestResult {
     let kit = Kit::new("hold_stops").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
@@ -131,11 +132,11 @@ async fn hold_set_during_work_stops_it_with_the_reason() -> anyhow::Result<()> {
     assert_eq!(kit.ends(machine).await?, ["Cancelled"]);
     let claimed = shepherd.claimer(Process::AgentStart, "rack").claim(&[session]).await?;
     assert!(matches!(claimed, Claimed::Empty), "{claimed:?}");
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_work_is_cancelled_before_drained_returns() -> anyhow::Result<()> {
+async fn dropped_work_is_cancelled_before_drained_returns() -> TestResult {
     let kit = Kit::new("dropped").await?;
     kit.provided(20, "rack").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
@@ -154,11 +155,11 @@ async fn dropped_work_is_cancelled_before_drained_returns() -> anyhow::Result<()
         shepherd.sessions.close(session, "done").await?;
     }
     assert_eq!(kit.count("SELECT count(*) FROM session WHERE closed_at IS NULL").await?, 0);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ending_that_the_database_refuses_is_given_up_and_the_machine_is_free() -> anyhow::Result<()> {
+async fn ending_that_the_database_refuses_is_given_up_and_the_machine_is_free() -> TestResult {
     let kit = Kit::new("refused_ending").await?;
     let machines = kit.provided(2, "rack").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
@@ -187,11 +188,11 @@ async fn ending_that_the_database_refuses_is_given_up_and_the_machine_is_free() 
     assert_eq!(kit.ends(machine).await?.last().map(String::as_str), Some("Failed"));
     let cause = kit.bmdb.snapshot(machine).await?.facts.backoffs[&Process::AgentStart].cause.clone();
     assert_eq!(cause, "garbage \u{fffd} from a console");
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn priorities_share_by_weight_and_the_oldest_of_a_class_goes_first() -> anyhow::Result<()> {
+async fn priorities_share_by_weight_and_the_oldest_of_a_class_goes_first() -> TestResult {
     let kit = Kit::new("shares").await?;
     kit.provided(300, "rack").await?;
     sqlx::query(
@@ -241,7 +242,7 @@ async fn priorities_share_by_weight_and_the_oldest_of_a_class_goes_first() -> an
         assert!((share - expected).abs() <= 2, "{shares:?} instead of 80, 20, 5");
     }
     until("nothing is held", async || Ok(kit.count("SELECT count(*) FROM work").await? == 0)).await?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 fn kit_machine(taken: &[uuid::Uuid]) -> shepherd::model::ids::MachineId {
@@ -249,7 +250,7 @@ fn kit_machine(taken: &[uuid::Uuid]) -> shepherd::model::ids::MachineId {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn probe_tells_of_nothing_that_could_not_be_claimed() -> anyhow::Result<()> {
+async fn probe_tells_of_nothing_that_could_not_be_claimed() -> TestResult {
     let kit = Kit::new("probe").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
     let claimer = shepherd.claimer(Process::AgentStart, "rack");
@@ -271,11 +272,11 @@ async fn probe_tells_of_nothing_that_could_not_be_claimed() -> anyhow::Result<()
     let next = claimer.probe().await?;
     let Next::In(wait) = next else { panic!("{next:?}") };
     assert!(wait > Duration::from_secs(20) && wait <= Duration::from_mins(1), "{wait:?}");
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn end_of_work_announces_what_another_process_is_due_for_and_nothing_else() -> anyhow::Result<()> {
+async fn end_of_work_announces_what_another_process_is_due_for_and_nothing_else() -> TestResult {
     let kit = Kit::new("announced").await?;
     if !kit.bmdb.dialect().notify {
         return Ok(());
@@ -314,11 +315,11 @@ async fn end_of_work_announces_what_another_process_is_due_for_and_nothing_else(
         heard.push(said);
     }
     assert_eq!(heard, ["AgentStart"]);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> anyhow::Result<()> {
+async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> TestResult {
     let kit = Kit::new("counted").await?;
     kit.provided(2, "rack").await?;
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
@@ -348,11 +349,11 @@ async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> anyho
     assert!(of("ending work", "refused")? > 0);
     assert_eq!((of("ending work", "done")?, of("ending work", "failed")?), (1, 0));
     assert_eq!(counted("shepherd_sessions_lost_total")?, 1);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due() -> anyhow::Result<()> {
+async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due() -> TestResult {
     let kit = Kit::new("rests").await?;
     let machines = kit.provided(2, "rack").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
@@ -406,5 +407,5 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
     assert_eq!(work[0].machine(), machines[1]);
     drop(work);
     shepherd.sessions.drained().await;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::{
     Client, Listener, TestAgent, events, phase, provided, rows, say, settings, until, untold,
 };
@@ -83,7 +84,7 @@ fn report() -> HardwareReport {
 }
 
 #[tokio::test]
-async fn agent_and_server_have_their_whole_conversation() -> anyhow::Result<()> {
+async fn agent_and_server_have_their_whole_conversation() -> TestResult {
     let world = World::new("conversation").await?;
     let (agent, mut client) = world.agent().await?;
     let first = say(&mut client, agent.heartbeat(10)).await?;
@@ -131,11 +132,11 @@ async fn agent_and_server_have_their_whole_conversation() -> anyhow::Result<()> 
     for event in ["FirstHeartbeat", "LateInstallationReport", "Booted"] {
         assert!(told.iter().any(|told| told == event), "{event} is missing in {told:?}");
     }
-    world.listener.stop().await
+    Ok(world.listener.stop().await?)
 }
 
 #[tokio::test]
-async fn repetition_is_answered_the_same_and_what_is_older_changes_nothing() -> anyhow::Result<()> {
+async fn repetition_is_answered_the_same_and_what_is_older_changes_nothing() -> TestResult {
     let world = World::new("repetition").await?;
     let (agent, mut client) = world.agent().await?;
     say(&mut client, agent.heartbeat(10)).await?;
@@ -165,11 +166,11 @@ async fn repetition_is_answered_the_same_and_what_is_older_changes_nothing() -> 
     of_last_boot.boot_id = last_boot;
     assert_eq!(refused(say(&mut client, of_last_boot).await)?, stale);
     assert_eq!(rows(&world.pool, rebooted.machine).await?, before);
-    world.listener.stop().await
+    Ok(world.listener.stop().await?)
 }
 
 #[tokio::test]
-async fn foreign_heartbeats_are_refused_in_the_same_words_at_the_same_time() -> anyhow::Result<()> {
+async fn foreign_heartbeats_are_refused_in_the_same_words_at_the_same_time() -> TestResult {
     let world = World::new("foreign").await?;
     let (mine, mut client) = world.agent().await?;
     let (other, mut others_client) = world.agent().await?;
@@ -196,11 +197,11 @@ async fn foreign_heartbeats_are_refused_in_the_same_words_at_the_same_time() -> 
     assert!(seen[0].starts_with("Unauthenticated machine id and key do not belong together"), "{seen:?}");
     assert_eq!(rows(&world.pool, other.machine).await?, before);
     assert_eq!(phase(&world.pool, bare).await?, "New");
-    world.listener.stop().await
+    Ok(world.listener.stop().await?)
 }
 
 #[tokio::test]
-async fn malformed_and_oversized_heartbeats_are_refused_and_change_nothing() -> anyhow::Result<()> {
+async fn malformed_and_oversized_heartbeats_are_refused_and_change_nothing() -> TestResult {
     let world = World::new("malformed").await?;
     let (agent, mut client) = world.agent().await?;
     say(&mut client, agent.heartbeat(10)).await?;
@@ -228,11 +229,11 @@ async fn malformed_and_oversized_heartbeats_are_refused_and_change_nothing() -> 
     assert_eq!(refused(say(&mut client, many).await)?, (Code::InvalidArgument, said));
     assert_eq!(rows(&world.pool, agent.machine).await?, before);
     say(&mut client, with_report_of(900_000)).await?;
-    world.listener.stop().await
+    Ok(world.listener.stop().await?)
 }
 
 #[tokio::test]
-async fn agent_that_calls_too_often_is_told_so_and_no_other_is() -> anyhow::Result<()> {
+async fn agent_that_calls_too_often_is_told_so_and_no_other_is() -> TestResult {
     let database = TestDatabase::create("too_often").await?;
     let directory = tempfile::tempdir()?;
     let mut slow = settings(directory.path())?;
@@ -250,18 +251,18 @@ async fn agent_that_calls_too_often_is_told_so_and_no_other_is() -> anyhow::Resu
     assert_eq!(refused(say(&mut again, agent.heartbeat(5)).await)?.0, Code::ResourceExhausted);
     let other = TestAgent::new(&pool, &listener.bmdb).await?;
     say(&mut other.connect(&listener.server).await?, other.heartbeat(1)).await?;
-    listener.stop().await
+    Ok(listener.stop().await?)
 }
 
 #[tokio::test]
-async fn without_its_database_the_server_says_that_it_is_away() -> anyhow::Result<()> {
+async fn without_its_database_the_server_says_that_it_is_away() -> TestResult {
     let world = World::new("away").await?;
     let (agent, mut client) = world.agent().await?;
     say(&mut client, agent.heartbeat(1)).await?;
     world.listener.bmdb.close().await;
     let said = "the database is away; try again".to_owned();
     assert_eq!(refused(say(&mut client, agent.heartbeat(2)).await)?, (Code::Unavailable, said));
-    world.listener.stop().await
+    Ok(world.listener.stop().await?)
 }
 
 /// Shows a certificate and signs with a key, whether they belong together or not, and whether the
@@ -350,7 +351,7 @@ fn self_signed(key: &KeyPair) -> anyhow::Result<CertificateDer<'static>> {
 }
 
 #[tokio::test]
-async fn only_who_has_the_key_of_an_ed25519_certificate_gets_in() -> anyhow::Result<()> {
+async fn only_who_has_the_key_of_an_ed25519_certificate_gets_in() -> TestResult {
     let world = World::new("gets_in").await?;
     let server = &world.listener.server;
     let (agent, _client) = world.agent().await?;
@@ -395,7 +396,7 @@ async fn only_who_has_the_key_of_an_ed25519_certificate_gets_in() -> anyhow::Res
     assert!(!speaks(server, old).await?, "TLS 1.2");
     // What was refused left nothing behind that keeps others out.
     assert!(gets_in(server, vec![certificate], own).await?);
-    world.listener.stop().await
+    Ok(world.listener.stop().await?)
 }
 
 /// Sends heartbeats over old and new connections; the times they took.
@@ -421,10 +422,10 @@ async fn times(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousand_half_open_handshakes_delay_no_heartbeat() -> anyhow::Result<()> {
+async fn thousand_half_open_handshakes_delay_no_heartbeat() -> TestResult {
     // What waited for a half-open handshake would wait for longer than this test may take, so none
     // of the heartbeats below did; how long they took says what a thousand of them cost.
-    tokio::time::timeout(Duration::from_mins(5), beside_half_open_handshakes()).await?
+    Ok(tokio::time::timeout(Duration::from_mins(5), beside_half_open_handshakes()).await??)
 }
 
 async fn beside_half_open_handshakes() -> anyhow::Result<()> {
@@ -486,7 +487,7 @@ async fn shown(server: &CallbackServer, agent: &TestAgent) -> anyhow::Result<Cer
 }
 
 #[tokio::test]
-async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> anyhow::Result<()> {
+async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> TestResult {
     let database = TestDatabase::create("renewal").await?;
     let directory = tempfile::tempdir()?;
     let mut settings = settings(directory.path())?;
@@ -547,11 +548,11 @@ async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> an
     until("one that is believed is shown", async || Ok(shown(&listener.server, &agent).await.is_ok()))
         .await?;
     say(&mut client, agent.heartbeat(5)).await?;
-    listener.stop().await
+    Ok(listener.stop().await?)
 }
 
 #[tokio::test]
-async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> anyhow::Result<()> {
+async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> TestResult {
     let database = TestDatabase::create("slow").await?;
     let directory = tempfile::tempdir()?;
     let mut narrow = settings(directory.path())?;
@@ -578,11 +579,11 @@ async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> anyhow:
             && listener.counted("shepherd_handshakes_open")? == 0)
     })
     .await?;
-    listener.stop().await
+    Ok(listener.stop().await?)
 }
 
 #[tokio::test]
-async fn shepherds_of_one_bmdb_share_an_authority_and_know_each_other() -> anyhow::Result<()> {
+async fn shepherds_of_one_bmdb_share_an_authority_and_know_each_other() -> TestResult {
     let world = World::new("authority").await?;
     let second = Listener::start(&world.database, settings(world.directory.path())?).await?;
     let (first, second_server) = (&world.listener.server, &second.server);
@@ -624,7 +625,7 @@ async fn shepherds_of_one_bmdb_share_an_authority_and_know_each_other() -> anyho
 }
 
 #[tokio::test]
-async fn port_in_use_is_said_with_its_flag() -> anyhow::Result<()> {
+async fn port_in_use_is_said_with_its_flag() -> TestResult {
     let world = World::new("port").await?;
     let address = world.listener.server.local_addr;
     let mut same = settings(world.directory.path())?;
@@ -637,11 +638,11 @@ async fn port_in_use_is_said_with_its_flag() -> anyhow::Result<()> {
              --agent_listen_address"
         )
     );
-    world.listener.stop().await
+    Ok(world.listener.stop().await?)
 }
 
 #[tokio::test]
-async fn stop_answers_what_is_under_way() -> anyhow::Result<()> {
+async fn stop_answers_what_is_under_way() -> TestResult {
     let world = World::new("stop").await?;
     let mut agents = Vec::new();
     for _ in 0..8 {
@@ -679,7 +680,7 @@ async fn stop_answers_what_is_under_way() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn real_agent_is_heard_and_reports_its_hardware() -> anyhow::Result<()> {
+async fn real_agent_is_heard_and_reports_its_hardware() -> TestResult {
     let world = World::new("real_agent").await?;
     let (agent, _) = world.agent().await?;
     let server = &world.listener.server;
@@ -710,11 +711,11 @@ async fn real_agent_is_heard_and_reports_its_hardware() -> anyhow::Result<()> {
     .await?;
     stop.cancel();
     running.await?;
-    world.listener.stop().await
+    Ok(world.listener.stop().await?)
 }
 
 #[tokio::test]
-async fn metrics_and_health_are_shown() -> anyhow::Result<()> {
+async fn metrics_and_health_are_shown() -> TestResult {
     let world = World::new("metrics").await?;
     let (agent, mut client) = world.agent().await?;
     say(&mut client, agent.heartbeat(1)).await?;
@@ -725,7 +726,8 @@ async fn metrics_and_health_are_shown() -> anyhow::Result<()> {
     let address = shown.local_addr;
     let get = async |path: &str| -> anyhow::Result<String> {
         let mut stream = TcpStream::connect(address).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        let (path, more) = path.split_once(' ').unwrap_or((path, ""));
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{more}\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
@@ -735,7 +737,12 @@ async fn metrics_and_health_are_shown() -> anyhow::Result<()> {
     assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{metrics}");
     assert!(metrics.contains("\nshepherd_heartbeats_total{result=\"stored\"} 1\n"), "{metrics}");
     assert!(metrics.contains("\nshepherd_sessions_started_total{component=\"callback\"} 1\n"), "{metrics}");
-    assert!(metrics.ends_with("# EOF\n"));
+    assert!(metrics.contains("\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{metrics}");
+    assert!(metrics.contains("\n# TYPE shepherd_heartbeats_total counter\n") && !metrics.contains("# EOF"));
+    let open =
+        get("/metrics Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n").await?;
+    assert!(open.contains("\r\ncontent-type: application/openmetrics-text; version=1.0.0;"), "{open}");
+    assert!(open.contains("\n# TYPE shepherd_heartbeats counter\n") && open.ends_with("# EOF\n"), "{open}");
     assert!(get("/healthz").await?.ends_with("\r\n\r\nok\n"));
     assert!(get("/else").await?.starts_with("HTTP/1.1 404"));
     world.listener.bmdb.close().await;
@@ -746,5 +753,5 @@ async fn metrics_and_health_are_shown() -> anyhow::Result<()> {
     );
     stop.cancel();
     shown.ended().await;
-    world.listener.stop().await
+    Ok(world.listener.stop().await?)
 }

@@ -25,6 +25,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, until};
+use crate::harness::aloud::TestResult;
 
 /// What is done with a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -207,7 +208,7 @@ async fn until_ended(kit: &Kit, count: i64) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_panic_or_an_error_fails_one_work_item_and_the_worker_goes_on() -> Result<()> {
+async fn a_panic_or_an_error_fails_one_work_item_and_the_worker_goes_on() -> TestResult {
     let kit = Kit::new("loop_failures").await?;
     let machines = kit.provided(4, "rack").await?;
     let acts = [Act::Panic, Act::Fail, Act::FailWithOwnBackoff, Act::Finish];
@@ -243,7 +244,7 @@ async fn a_panic_or_an_error_fails_one_work_item_and_the_worker_goes_on() -> Res
 }
 
 #[tokio::test]
-async fn nothing_due_is_no_error_and_others_machines_are_left_alone() -> Result<()> {
+async fn nothing_due_is_no_error_and_others_machines_are_left_alone() -> TestResult {
     let kit = Kit::new("loop_idle").await?;
     let elsewhere = kit.provided(1, "elsewhere").await?;
     let script = Script::new([]);
@@ -261,7 +262,7 @@ async fn nothing_due_is_no_error_and_others_machines_are_left_alone() -> Result<
 }
 
 #[tokio::test]
-async fn as_many_as_there_are_workers_are_handled_at_once_and_none_twice() -> Result<()> {
+async fn as_many_as_there_are_workers_are_handled_at_once_and_none_twice() -> TestResult {
     let kit = Kit::new("loop_parallel").await?;
     let machines = kit.provided(12, "rack").await?;
     let script = Script::new(machines.iter().map(|machine| (*machine, Act::Wait)));
@@ -282,7 +283,7 @@ async fn as_many_as_there_are_workers_are_handled_at_once_and_none_twice() -> Re
 }
 
 #[tokio::test]
-async fn a_shutdown_lets_work_finish_cancels_the_rest_and_leaves_nothing() -> Result<()> {
+async fn a_shutdown_lets_work_finish_cancels_the_rest_and_leaves_nothing() -> TestResult {
     let kit = Kit::new("loop_shutdown").await?;
     let machines = kit.provided(2, "rack").await?;
     let script = Script::new([(machines[0], Act::Wait), (machines[1], Act::Hang)]);
@@ -306,7 +307,7 @@ async fn a_shutdown_lets_work_finish_cancels_the_rest_and_leaves_nothing() -> Re
 }
 
 #[tokio::test]
-async fn a_lost_session_stops_its_handler_and_is_replaced_after_a_second() -> Result<()> {
+async fn a_lost_session_stops_its_handler_and_is_replaced_after_a_second() -> TestResult {
     let kit = Kit::new("loop_lost").await?;
     kit.bmdb.change_policy("test", |policy| policy.outward_limit = Span::seconds(1)).await?;
     let machines = kit.provided(1, "rack").await?;
@@ -334,7 +335,7 @@ async fn a_lost_session_stops_its_handler_and_is_replaced_after_a_second() -> Re
 }
 
 #[tokio::test]
-async fn an_operators_hold_stops_the_handler_and_says_why() -> Result<()> {
+async fn an_operators_hold_stops_the_handler_and_says_why() -> TestResult {
     let kit = Kit::new("loop_hold").await?;
     let machines = kit.provided(1, "rack").await?;
     let script = Script::new([(machines[0], Act::Hang)]);
@@ -352,7 +353,7 @@ async fn an_operators_hold_stops_the_handler_and_says_why() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_loop_sends_no_more_statements_than_its_limiter_lets_through() -> Result<()> {
+async fn a_loop_sends_no_more_statements_than_its_limiter_lets_through() -> TestResult {
     let kit = Kit::new("loop_limiter").await?;
     kit.provided(14, "rack").await?;
     let script = Script::new([]);

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
+use crate::harness::aloud::TestResult;
 use crate::harness::source;
 
 /// The service's own: a role server that linked them would be larger, and could reach what it must not.
@@ -13,7 +14,7 @@ const NOT_ON_A_MACHINE: &[&str] = &["age", "axum", "reqwest", "russh", "sqlx", "
 const OTHER_TLS: &[&str] = &["aws-lc-rs", "aws-lc-sys", "native-tls", "openssl", "openssl-sys"];
 
 #[test]
-fn the_role_server_links_no_sql_no_http_server_and_no_ssh() -> anyhow::Result<()> {
+fn the_role_server_links_no_sql_no_http_server_and_no_ssh() -> TestResult {
     let tree = packages(&["--no-default-features", "--features", "roleserver", "--edges", "normal"])?;
     assert!(tree.contains("tonic") && tree.contains("shepherd"), "not a role server: {tree:?}");
     assert_eq!(among(&tree, NOT_ON_A_MACHINE), Vec::<&str>::new());
@@ -21,7 +22,7 @@ fn the_role_server_links_no_sql_no_http_server_and_no_ssh() -> anyhow::Result<()
 }
 
 #[test]
-fn the_service_links_what_the_role_server_must_not() -> anyhow::Result<()> {
+fn the_service_links_what_the_role_server_must_not() -> TestResult {
     // Otherwise the names above are wrong, and the test above cannot fail.
     let tree = packages(&["--edges", "normal"])?;
     assert_eq!(among(&tree, NOT_ON_A_MACHINE), NOT_ON_A_MACHINE);
@@ -29,7 +30,7 @@ fn the_service_links_what_the_role_server_must_not() -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_whole_tree_has_one_tls_provider() -> anyhow::Result<()> {
+fn the_whole_tree_has_one_tls_provider() -> TestResult {
     let tree = packages(&["--all-features", "--edges", "all"])?;
     assert!(tree.contains("ring") && tree.contains("rustls"), "no TLS at all: {tree:?}");
     assert_eq!(among(&tree, OTHER_TLS), Vec::<&str>::new());

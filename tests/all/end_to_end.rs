@@ -5,11 +5,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use crate::harness::aloud::TestResult;
+
 /// Somebody who is not root and has nothing.
 const NOBODY: u32 = 65534;
 
 #[test]
-fn who_is_not_root_is_told_why_root_is_needed() -> anyhow::Result<()> {
+fn who_is_not_root_is_told_why_root_is_needed() -> TestResult {
     // Alone, in a place that everybody may read, because a home may be closed to others.
     let place = tempfile::tempdir()?;
     let script = place.path().join("tests/e2e_ssh/run");

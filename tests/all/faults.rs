@@ -3,8 +3,9 @@
 
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
+use crate::harness::aloud::TestResult;
 use crate::harness::source;
 
 /// What stands behind `key: ` at the beginning of a patch.
@@ -18,9 +19,9 @@ fn field<'t>(text: &'t str, key: &str) -> Result<&'t str> {
 }
 
 #[test]
-fn every_planted_fault_applies_and_names_a_test_that_is_there() -> Result<()> {
+fn every_planted_fault_applies_and_names_a_test_that_is_there() -> TestResult {
     let output = Command::new("tools/faults").arg("--check").current_dir(source::root()).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let mut items = Vec::new();
     for path in source::files("tests/faults", "patch")? {
         let text = source::read(&path)?;
@@ -30,16 +31,16 @@ fn every_planted_fault_applies_and_names_a_test_that_is_there() -> Result<()> {
         let (module, name) = test.rsplit_once("::").context(place.to_string())?;
         let file = format!("tests/all/{}.rs", module.replace("::", "/"));
         let tests = source::read(file.as_ref())?;
-        ensure!(tests.contains(&format!("async fn {name}(")), "{place} names {test}, which {file} has not");
+        assert!(tests.contains(&format!("async fn {name}(")), "{place} names {test}, which {file} has not");
     }
     for item in ["outage", "crash", "frozen", "backup", "upgrade"] {
-        ensure!(items.iter().any(|found| found.contains(item)), "no fault is planted for {item}: {items:?}");
+        assert!(items.iter().any(|found| found.contains(item)), "no fault is planted for {item}: {items:?}");
     }
     Ok(())
 }
 
 #[test]
-fn every_module_of_the_fire_stands_under_a_heading_of_its_long_form() -> Result<()> {
+fn every_module_of_the_fire_stands_under_a_heading_of_its_long_form() -> TestResult {
     let modules = source::read("tests/all/fire/mod.rs".as_ref())?;
     let modules: Vec<&str> =
         modules.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect();
@@ -47,9 +48,9 @@ fn every_module_of_the_fire_stands_under_a_heading_of_its_long_form() -> Result<
     let (_, headings) = script.split_once("headings=(").context("no headings in tools/fire")?;
     let (headings, _) = headings.split_once("\n)").context("no end of the headings")?;
     let under: Vec<&str> = headings.split(['=', ' ', '"', '\n']).filter(|word| !word.is_empty()).collect();
-    ensure!(modules.len() > 10, "{modules:?}");
+    assert!(modules.len() > 10, "{modules:?}");
     for module in modules {
-        ensure!(under.contains(&module), "tools/fire has no heading for {module}: {under:?}");
+        assert!(under.contains(&module), "tools/fire has no heading for {module}: {under:?}");
     }
     Ok(())
 }

@@ -45,6 +45,7 @@ use shepherd::service::configuration;
 use shepherd::takeover::exec::{Exit, Output};
 use shepherd::takeover::steps;
 
+use crate::harness::aloud::TestResult;
 use crate::harness::memory;
 
 /// Takes bytes from outside; the error is what a person would read.
@@ -425,7 +426,7 @@ fn fuzz(corpus: &[Vec<u8>], decode: Decode, effort: Effort) -> Result<u64, Tripp
 }
 
 #[test]
-fn every_decoder_answers_odd_bytes_in_words() -> Result<()> {
+fn every_decoder_answers_odd_bytes_in_words() -> TestResult {
     let effort = match std::env::var("FUZZ_SECONDS") {
         Ok(seconds) => {
             Effort::Time(Duration::from_secs(seconds.parse().context("FUZZ_SECONDS is no number")?))
@@ -435,7 +436,7 @@ fn every_decoder_answers_odd_bytes_in_words() -> Result<()> {
     let only = std::env::var("FUZZ_DECODER").ok();
     let chosen: Vec<_> =
         DECODERS.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name)).collect();
-    anyhow::ensure!(!chosen.is_empty(), "FUZZ_DECODER names no decoder; there are {:?}", names());
+    assert!(!chosen.is_empty(), "FUZZ_DECODER names no decoder; there are {:?}", names());
     let next = AtomicUsize::new(0);
     let work = || {
         let mut failures = Vec::new();
@@ -457,7 +458,7 @@ fn every_decoder_answers_odd_bytes_in_words() -> Result<()> {
         let working: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         working.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });
-    anyhow::ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(())
 }
 
@@ -466,7 +467,7 @@ fn names() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_decoder_has_a_corpus_and_every_corpus_a_decoder() -> Result<()> {
+fn every_decoder_has_a_corpus_and_every_corpus_a_decoder() -> TestResult {
     let entries = std::fs::read_dir(corpus_directory())?;
     let found: BTreeSet<_> =
         entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<Result<_>>()?;

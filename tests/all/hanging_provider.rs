@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, until};
+use crate::harness::aloud::TestResult;
 
 const WORKERS: usize = 2;
 
@@ -110,7 +111,7 @@ fn access() -> Result<Arc<Access>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_served() -> Result<()> {
+async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_served() -> TestResult {
     let kit = Kit::new("hanging_provider").await?;
     kit.bmdb
         .change_policy("test", |policy| {
@@ -166,5 +167,5 @@ async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_serve
     ended("the recoverer", task).await?;
     let tried = kit.count("SELECT count(*) FROM intent WHERE kind = 'reboot' AND provider = 'hung'").await?;
     assert_eq!(usize::try_from(tried)?, hung.orders(), "a try of the ladder was used up, and nobody asked");
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }

@@ -15,6 +15,7 @@ use shepherd::model::why::explain;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::{TestAgent, events, phase, until};
 use crate::harness::postgres::TestDatabase;
 
@@ -76,7 +77,7 @@ impl Committing {
 }
 
 #[tokio::test]
-async fn group_means_the_same_as_one_after_the_other() -> anyhow::Result<()> {
+async fn group_means_the_same_as_one_after_the_other() -> TestResult {
     let database = TestDatabase::create("group").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -113,11 +114,11 @@ async fn group_means_the_same_as_one_after_the_other() -> anyhow::Result<()> {
         );
     }
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["repeated", "stale", "stored"], "seed {seed}");
-    committing.end().await
+    Ok(committing.end().await?)
 }
 
 #[tokio::test]
-async fn poisoned_heartbeat_spoils_no_other() -> anyhow::Result<()> {
+async fn poisoned_heartbeat_spoils_no_other() -> TestResult {
     let database = TestDatabase::create("poisoned").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -148,13 +149,13 @@ async fn poisoned_heartbeat_spoils_no_other() -> anyhow::Result<()> {
         .await?;
     assert_eq!(newer, 23);
     assert!(committing.metrics.heartbeat_batches_halved.get() > 0);
-    committing.end().await
+    Ok(committing.end().await?)
 }
 
 /// An agent sends its report with every heartbeat until it is stored. One that never can be must not make its
 /// machine look dead.
 #[tokio::test]
-async fn report_that_cannot_be_stored_does_not_silence_its_machine() -> anyhow::Result<()> {
+async fn report_that_cannot_be_stored_does_not_silence_its_machine() -> TestResult {
     let database = TestDatabase::create("unstorable_report").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -180,13 +181,13 @@ async fn report_that_cannot_be_stored_does_not_silence_its_machine() -> anyhow::
         let heard: Option<i64> = sqlx::query_scalar(text).bind(agent.machine.0).fetch_optional(&pool).await?;
         assert_eq!(heard, Some(2), "known before: {known}");
     }
-    committing.end().await
+    Ok(committing.end().await?)
 }
 
 /// A database that was restored from a backup gave the machine less than it has seen. The first
 /// heartbeat that says so is told, by whichever way it comes in; the others write what they always do.
 #[tokio::test]
-async fn fence_that_was_never_given_is_told_once_and_by_why_until_it_is_declared() -> anyhow::Result<()> {
+async fn fence_that_was_never_given_is_told_once_and_by_why_until_it_is_declared() -> TestResult {
     let database = TestDatabase::create("newer_fence").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -242,11 +243,11 @@ async fn fence_that_was_never_given_is_told_once_and_by_why_until_it_is_declared
     }
     // Counted by whoever told it: one by the group's handle on the database, one by ours.
     assert_eq!(bmdb.metrics().newer_fences.get(), 1);
-    committing.end().await
+    Ok(committing.end().await?)
 }
 
 #[tokio::test]
-async fn two_heartbeats_of_one_machine_in_one_group_leave_the_newer() -> anyhow::Result<()> {
+async fn two_heartbeats_of_one_machine_in_one_group_leave_the_newer() -> TestResult {
     let database = TestDatabase::create("two_in_one").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -268,11 +269,11 @@ async fn two_heartbeats_of_one_machine_in_one_group_leave_the_newer() -> anyhow:
     let sequence: i64 =
         sqlx::query_scalar("SELECT sequence FROM machine_agent_heartbeat").fetch_one(&pool).await?;
     assert_eq!(sequence, 7);
-    committing.end().await
+    Ok(committing.end().await?)
 }
 
 #[tokio::test]
-async fn stranger_in_the_same_group_stands_in_nobodys_way() -> anyhow::Result<()> {
+async fn stranger_in_the_same_group_stands_in_nobodys_way() -> TestResult {
     let database = TestDatabase::create("stranger").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -294,11 +295,11 @@ async fn stranger_in_the_same_group_stands_in_nobodys_way() -> anyhow::Result<()
     let sequence: i64 =
         sqlx::query_scalar("SELECT sequence FROM machine_agent_heartbeat").fetch_one(&pool).await?;
     assert_eq!(sequence, 2);
-    committing.end().await
+    Ok(committing.end().await?)
 }
 
 #[tokio::test]
-async fn row_that_somebody_holds_delays_no_other_heartbeat() -> anyhow::Result<()> {
+async fn row_that_somebody_holds_delays_no_other_heartbeat() -> TestResult {
     let database = TestDatabase::create("held_row").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -333,11 +334,11 @@ async fn row_that_somebody_holds_delays_no_other_heartbeat() -> anyhow::Result<(
         assert_eq!((kind(&held?), kind(&free?)), ("stored", "stored"));
     }
     drop(heartbeats);
-    committing.end().await
+    Ok(committing.end().await?)
 }
 
 #[tokio::test]
-async fn gap_in_listening_restarts_it_and_a_short_one_does_not() -> anyhow::Result<()> {
+async fn gap_in_listening_restarts_it_and_a_short_one_does_not() -> TestResult {
     let database = TestDatabase::create("listening").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -371,7 +372,7 @@ async fn gap_in_listening_restarts_it_and_a_short_one_does_not() -> anyhow::Resu
 }
 
 #[tokio::test]
-async fn idle_listener_says_at_once_that_it_listens() -> anyhow::Result<()> {
+async fn idle_listener_says_at_once_that_it_listens() -> TestResult {
     let database = TestDatabase::create("idle").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -381,11 +382,11 @@ async fn idle_listener_says_at_once_that_it_listens() -> anyhow::Result<()> {
         Ok(count == 1)
     })
     .await?;
-    committing.end().await
+    Ok(committing.end().await?)
 }
 
 #[tokio::test]
-async fn silent_machine_that_is_heard_is_ready_again() -> anyhow::Result<()> {
+async fn silent_machine_that_is_heard_is_ready_again() -> TestResult {
     let database = TestDatabase::create("silent").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -406,5 +407,5 @@ async fn silent_machine_that_is_heard_is_ready_again() -> anyhow::Result<()> {
     for event in ["FirstHeartbeat", "HeardAgain", "Ready", "Silent"] {
         assert!(told.iter().any(|told| told == event), "{event} is missing in {told:?}");
     }
-    committing.end().await
+    Ok(committing.end().await?)
 }

@@ -10,6 +10,7 @@ use shepherd::model::issues::Kind;
 use shepherd::model::policy::{Budget, Disturbance};
 use shepherd::model::time::Span;
 
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 use crate::harness::source;
 
@@ -23,23 +24,23 @@ const SHORT: [&str; 5] = [
 ];
 
 #[test]
-fn every_issue_has_its_page_and_every_page_its_issue() -> Result<()> {
+fn every_issue_has_its_page_and_every_page_its_issue() -> TestResult {
     let mut pages = BTreeSet::new();
     for path in source::files("docs/issues", "md")? {
         let id = path.file_stem().and_then(|stem| stem.to_str()).context("a name")?.to_owned();
         let text = source::read(&path)?;
         let kind = Kind::ALL.into_iter().find(|kind| kind.id() == id);
         let kind = kind.with_context(|| format!("{} is the page of no issue", path.display()))?;
-        ensure!(text.starts_with(&format!("# {id}: ")), "{}: its heading names another", path.display());
+        assert!(text.starts_with(&format!("# {id}: ")), "{}: its heading names another", path.display());
         let severity = format!("\nSeverity: {}.\n", kind.severity().as_str());
-        ensure!(text.contains(&severity), "{}: its severity is {severity:?}", path.display());
+        assert!(text.contains(&severity), "{}: its severity is {severity:?}", path.display());
         for part in ["**How it is found.**", "**What to do.**"] {
-            ensure!(text.contains(part), "{}: {part} is missing", path.display());
+            assert!(text.contains(part), "{}: {part} is missing", path.display());
         }
         pages.insert(id);
     }
     let ids: BTreeSet<String> = Kind::ALL.into_iter().map(|kind| kind.id().to_owned()).collect();
-    ensure!(ids == pages, "without a page: {:?}", ids.difference(&pages).collect::<Vec<_>>());
+    assert!(ids == pages, "without a page: {:?}", ids.difference(&pages).collect::<Vec<_>>());
     Ok(())
 }
 
@@ -97,7 +98,7 @@ async fn until_none(fleet: &Fleet) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> Result<()> {
+async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> TestResult {
     let simulator = ["--machines", "4", "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start("issues", &simulator).await?;
     until(&fleet, "no-shepherd", "all machines", "no session is alive").await?;
@@ -107,7 +108,7 @@ async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> Result<()> 
     fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
     fleet.until("all are Ready", ALL_READY).await?;
     until_none(&fleet).await?;
-    ensure!(said(&fleet, "table")? == "no issues\n" && said(&fleet, "yaml")?.ends_with("issues: []\n"));
+    assert!(said(&fleet, "table")? == "no issues\n" && said(&fleet, "yaml")?.ends_with("issues: []\n"));
 
     fleet.strike("sim-0001", "power-fail").await?;
     until(&fleet, "silent-agent", "sim/sim-0001", "its agent last reported").await?;
@@ -129,12 +130,12 @@ async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> Result<()> 
     fleet.strike("provider", "list-error").await?;
     until(&fleet, "provider-fails", "provider sim", "its last list is").await?;
     let table = said(&fleet, "table")?;
-    ensure!(
+    assert!(
         table.contains("docs/issues/provider-fails.md") && table.contains("critical  needs-human"),
         "{table}"
     );
 
-    ensure!(shepherd.terminate().await?.success());
+    assert!(shepherd.terminate().await?.success());
     until(&fleet, "no-shepherd", "all machines", "no session is alive").await?;
     fleet.database.advance(Duration::from_mins(10)).await?;
     until(&fleet, "nobody-listens", "all machines", "no heartbeat was stored lately").await?;
@@ -146,7 +147,7 @@ async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> Result<()> 
 
     // Killed, it closes no session, and nobody else is there to do it.
     shepherd.kill()?;
-    ensure!(fleet.holds("SELECT count(*) > 0 FROM session WHERE closed_at IS NULL").await?);
+    assert!(fleet.holds("SELECT count(*) > 0 FROM session WHERE closed_at IS NULL").await?);
     fleet.database.advance(Duration::from_mins(10)).await?;
-    until(&fleet, "no-shepherd", "all machines", "no session is alive").await
+    Ok(until(&fleet, "no-shepherd", "all machines", "no session is alive").await?)
 }

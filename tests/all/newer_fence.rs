@@ -12,6 +12,7 @@ use shepherd::model::time::Span;
 use shepherd::model::why::explain;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd};
+use crate::harness::aloud::TestResult;
 
 const TOLD: &str = "SELECT count(*) FROM history WHERE event = 'NewerFence'";
 
@@ -29,8 +30,7 @@ async fn ask_to_restart_the_agent(work: &Work) -> anyhow::Result<Permission> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_declared() -> anyhow::Result<()>
-{
+async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_declared() -> TestResult {
     let kit = Kit::new("newer_fence_tries").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "restored", LONG).await?;
@@ -85,12 +85,12 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
     assert_eq!(kit.count(TOLD).await?, 0, "it proves nothing any more, and is kept");
     work.cancel("the test is over").await?;
     after.stop().await?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 /// Who was frozen for longer than his lease is refused for what somebody else was given since.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_lost_the_lease_takes_the_next_holder_for_no_stranger() -> anyhow::Result<()> {
+async fn who_lost_the_lease_takes_the_next_holder_for_no_stranger() -> TestResult {
     let kit = Kit::new("newer_fence_late").await?;
     kit.provided(1, "rack").await?;
     let (late, next) =
@@ -108,5 +108,5 @@ async fn who_lost_the_lease_takes_the_next_holder_for_no_stranger() -> anyhow::R
     work.finish(Vec::new(), "done").await?;
     drop(lost);
     late.stop().await?;
-    next.stop().await
+    Ok(next.stop().await?)
 }

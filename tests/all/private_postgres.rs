@@ -14,13 +14,14 @@ use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, PrivatePostgres
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
+use crate::harness::aloud::TestResult;
 use crate::harness::child::guarded;
 use crate::harness::program::PATIENCE;
 
 const IN_CHILD: &str = "SHEPHERD_TEST_OWNER_OF_POSTGRES";
 
 #[tokio::test]
-async fn a_throw_away_server_leaves_nothing() -> anyhow::Result<()> {
+async fn a_throw_away_server_leaves_nothing() -> TestResult {
     let postgres = PrivatePostgres::start(throw_away()).await?;
     let directory = directory_of(&postgres)?;
     postgres.create_database("mine").await?;
@@ -36,7 +37,7 @@ async fn a_throw_away_server_leaves_nothing() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_dropped_server_leaves_nothing() -> anyhow::Result<()> {
+async fn a_dropped_server_leaves_nothing() -> TestResult {
     let postgres = PrivatePostgres::start(throw_away()).await?;
     let directory = directory_of(&postgres)?;
     let pid = postmaster(&directory)?;
@@ -47,7 +48,7 @@ async fn a_dropped_server_leaves_nothing() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_whose_owner_is_killed_leaves_nothing() -> anyhow::Result<()> {
+async fn a_server_whose_owner_is_killed_leaves_nothing() -> TestResult {
     if env::var_os(IN_CHILD).is_some() {
         let postgres = PrivatePostgres::start(throw_away()).await?;
         println!("\nserving in {}", directory_of(&postgres)?.display());
@@ -73,13 +74,13 @@ async fn a_server_whose_owner_is_killed_leaves_nothing() -> anyhow::Result<()> {
 
     owner.kill()?;
     owner.wait()?;
-    eventually("the server and its directory are gone", || {
+    Ok(eventually("the server and its directory are gone", || {
         !directory.exists() && !is_running(&pid, &directory)
-    })
+    })?)
 }
 
 #[tokio::test]
-async fn a_staying_server_is_found_again_with_its_data() -> anyhow::Result<()> {
+async fn a_staying_server_is_found_again_with_its_data() -> TestResult {
     let parent = directory_with_mode(0o755)?;
     let options = Options { storage: Storage::Staying(parent.path().join("new/bmdb")), max_connections: 20 };
 
@@ -100,7 +101,7 @@ async fn a_staying_server_is_found_again_with_its_data() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_path_too_long_for_a_socket_is_served_all_the_same() -> anyhow::Result<()> {
+async fn a_path_too_long_for_a_socket_is_served_all_the_same() -> TestResult {
     let parent = directory_with_mode(0o755)?;
     let directory = parent.path().join("d".repeat(90));
     let options = Options { storage: Storage::Staying(directory.clone()), max_connections: 20 };
@@ -117,7 +118,7 @@ async fn a_path_too_long_for_a_socket_is_served_all_the_same() -> anyhow::Result
 }
 
 #[tokio::test]
-async fn a_directory_of_another_version_is_refused_in_words() -> anyhow::Result<()> {
+async fn a_directory_of_another_version_is_refused_in_words() -> TestResult {
     let parent = directory_with_mode(0o755)?;
     let data = parent.path().join("data");
     fs::create_dir(&data)?;
@@ -131,7 +132,7 @@ async fn a_directory_of_another_version_is_refused_in_words() -> anyhow::Result<
 }
 
 #[tokio::test]
-async fn a_directory_that_the_server_cannot_enter_is_refused_in_words() -> anyhow::Result<()> {
+async fn a_directory_that_the_server_cannot_enter_is_refused_in_words() -> TestResult {
     let closed = directory_with_mode(0o700)?;
     let directory = closed.path().join("bmdb");
     let options = Options { storage: Storage::Staying(directory.clone()), max_connections: 20 };
@@ -149,13 +150,13 @@ async fn a_directory_that_the_server_cannot_enter_is_refused_in_words() -> anyho
             assert_eq!(said, expected);
             assert!(!directory.exists(), "half-done work is left");
         }
-        Err(error) => bail!("{error:?}"),
+        Err(error) => panic!("{error:?}"),
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_host_without_server_programs_is_told_what_to_install() -> anyhow::Result<()> {
+async fn a_host_without_server_programs_is_told_what_to_install() -> TestResult {
     if env::var_os(IN_CHILD).is_some() {
         let said = PrivatePostgres::start(throw_away()).await.map(|_| ()).unwrap_err();
         println!("\nsaid {said}");
@@ -184,7 +185,7 @@ async fn a_host_without_server_programs_is_told_what_to_install() -> anyhow::Res
 }
 
 #[tokio::test]
-async fn a_name_that_is_no_identifier_is_refused() -> anyhow::Result<()> {
+async fn a_name_that_is_no_identifier_is_refused() -> TestResult {
     let postgres = PrivatePostgres::start(throw_away()).await?;
     for name in ["", "Upper", "a\"b", "a b", &"x".repeat(64)] {
         let said = postgres.create_database(name).await.unwrap_err();

@@ -11,10 +11,12 @@ use shepherd::bmdb::change::FactChange;
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::lease::NamedLease;
+use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::session::Sessions;
 use shepherd::bmdb::work::Decision;
 use shepherd::manager::breakers::{BreakerMetrics, ProviderBreaker};
 use shepherd::manager::limiter::Limiter;
+use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::provisioner::plan::Limits;
 use shepherd::manager::provisioner::{self, ProvisionerSettings};
 use shepherd::model::ids::{IntentId, ProcessId};
@@ -29,6 +31,7 @@ use uuid::Uuid;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, settings as connection_settings, until};
 use crate::checker::{Records, check};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, Program, endpoint};
 
 /// A shepherd that provisions and does nothing else, under a session that it keeps on a host that is away for some
@@ -104,7 +107,7 @@ async fn lists(fleet: &Fleet, more: usize) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn capacity_becomes_machines_up_to_the_limit_and_by_the_chunk() -> Result<()> {
+async fn capacity_becomes_machines_up_to_the_limit_and_by_the_chunk() -> TestResult {
     let fleet = Fleet::start("provision_limits", &["--machines", "12"]).await?;
     let limits = ["--provisioner_max_machines", "5", "--provisioner_reservation_chunk_size", "2"];
     let shepherd = provisioning(&fleet, "limited", &limits)?;
@@ -126,7 +129,7 @@ async fn capacity_becomes_machines_up_to_the_limit_and_by_the_chunk() -> Result<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_crash_left_open_is_adopted_once_or_settled() -> Result<()> {
+async fn what_a_crash_left_open_is_adopted_once_or_settled() -> TestResult {
     let fleet = Fleet::start("provision_adopt", &["--machines", "4"]).await?;
     let (provider, lease, crash) = doomed(&fleet).await?;
     // It crashes twice: after the provider made the machine, and before it was asked.
@@ -155,7 +158,7 @@ async fn what_a_crash_left_open_is_adopted_once_or_settled() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> Result<()> {
+async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> TestResult {
     let fleet = Fleet::start("provision_late", &["--machines", "3"]).await?;
     let (provider, lease, crash) = doomed(&fleet).await?;
     let late = crash.bmdb.begin_creation(&lease, "on its way").await?;
@@ -176,7 +179,7 @@ async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_provisioners_one_works_and_the_other_takes_over_when_it_dies() -> Result<()> {
+async fn of_two_provisioners_one_works_and_the_other_takes_over_when_it_dies() -> TestResult {
     let fleet = Fleet::start("provision_two", &["--machines", "30"]).await?;
     let slow = ["--provisioner_device_creation_rate", "150ms,1"];
     // One is left for the second, however late that comes.
@@ -211,7 +214,7 @@ async fn of_two_provisioners_one_works_and_the_other_takes_over_when_it_dies() -
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_that_the_provider_lost_is_quarantined_until_it_is_listed_again() -> Result<()> {
+async fn a_machine_that_the_provider_lost_is_quarantined_until_it_is_listed_again() -> TestResult {
     let fleet = Fleet::start("provision_lost", &["--machines", "2"]).await?;
     let shepherd = provisioning(&fleet, "shepherd", &[])?;
     fleet.until("both are known", "SELECT count(*) = 2 FROM machine").await?;
@@ -227,11 +230,11 @@ async fn a_machine_that_the_provider_lost_is_quarantined_until_it_is_listed_agai
     fleet.strike("provider", "heal").await?;
     fleet.until("it is explained", "SELECT count(*) = 0 FROM machine_quarantine").await?;
     fleet.until("it told so", "SELECT count(*) = 1 FROM history WHERE event = 'QuarantineCleared'").await?;
-    stop(&fleet, shepherd).await
+    Ok(stop(&fleet, shepherd).await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> Result<()> {
+async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> TestResult {
     let fleet = Fleet::start("provision_brake", &["--machines", "10"]).await?;
     let shepherd = provisioning(&fleet, "before", &["--provisioner_max_machines", "6"])?;
     fleet.until("six are known", "SELECT count(*) = 6 FROM machine").await?;
@@ -263,7 +266,7 @@ async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_creation_that_fails_is_skipped_and_every_machine_is_still_made_once() -> Result<()> {
+async fn a_creation_that_fails_is_skipped_and_every_machine_is_still_made_once() -> TestResult {
     // One call in fourteen fails, some of them after the deed.
     let fleet = Fleet::start("provision_errors", &["--machines", "80", "--faults", "harsh"]).await?;
     let shepherd = provisioning(&fleet, "shepherd", &[])?;
@@ -385,6 +388,7 @@ fn settings(reconciler: &str) -> Result<ProvisionerSettings> {
         reconciler: Limiter::new(reconciler.parse()?),
         creation: Limiter::new("1ms,50".parse()?),
         breaker: ProviderBreaker::new("rack", BreakerMetrics::default()),
+        metrics: ManagerMetrics::register(&Metrics::new()),
     })
 }
 
@@ -392,7 +396,7 @@ const HELD: &str = "SELECT count(*) FROM named_lease WHERE lease_session IS NOT 
 const OPEN: &str = "SELECT count(*) FROM session WHERE closed_at IS NULL";
 
 #[tokio::test]
-async fn a_lease_that_is_taken_while_the_shepherd_stops_is_given_back() -> Result<()> {
+async fn a_lease_that_is_taken_while_the_shepherd_stops_is_given_back() -> TestResult {
     let kit = Kit::new("provision_stop").await?;
     let shepherd = Shepherd::start(&kit, "stopping", LONG).await?;
     sqlx::query("INSERT INTO named_lease (kind, name, fence) VALUES ('provisioner', 'rack', 0)")
@@ -418,13 +422,13 @@ async fn a_lease_that_is_taken_while_the_shepherd_stops_is_given_back() -> Resul
     holding.rollback().await?;
     ended("the provisioner", running).await?;
     assert_eq!((kit.count(HELD).await?, kit.count(OPEN).await?), (0, 0));
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 /// Between the record of an order and the order nobody tells the provisioner that its session is over: what
 /// would tell it waits as long as it does. It has to look by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_order_whose_record_outlasted_the_session_is_not_sent() -> Result<()> {
+async fn an_order_whose_record_outlasted_the_session_is_not_sent() -> TestResult {
     let kit = Kit::new("provision_outlasted").await?;
     let bmdb = Bmdb::connect(connection_settings(&kit.database, "provisioner", 6)?).await?;
     bmdb.read_policy().await?;
@@ -466,7 +470,7 @@ async fn an_order_whose_record_outlasted_the_session_is_not_sent() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_provider_that_makes_nothing_is_asked_at_the_reconcilers_pace() -> Result<()> {
+async fn a_provider_that_makes_nothing_is_asked_at_the_reconcilers_pace() -> TestResult {
     let kit = Kit::new("provision_pace").await?;
     let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
     let stop = CancellationToken::new();
@@ -485,11 +489,36 @@ async fn a_provider_that_makes_nothing_is_asked_at_the_reconcilers_pace() -> Res
     let lists = provider.lists();
     let between = lists[2] - lists[0];
     assert!(between >= Duration::from_millis(1900), "the third pass came {between:?} after the first");
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test]
-async fn a_panic_of_a_provider_spoils_one_pass_and_not_the_provisioner() -> Result<()> {
+async fn a_paused_provisioner_makes_no_pass_until_it_is_resumed() -> TestResult {
+    let kit = Kit::new("provision_paused").await?;
+    let pause = "INSERT INTO loop_pause VALUES ('provisioner', 'rack', 'r', 'kim', clock_timestamp(), NULL)";
+    sqlx::query(pause).execute(&kit.pool).await?;
+    let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
+    let stop = CancellationToken::new();
+    let provider = Scripted::new(0)?;
+    let running = tokio::spawn(provisioner::run(
+        shepherd.sessions.clone(),
+        provider.clone(),
+        settings("50ms,1")?,
+        stop.clone(),
+    ));
+    let asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+                 AND application_name = 'provisioner' AND query LIKE '%FROM loop_pause%'";
+    until("it has asked whether it is paused", async || Ok(kit.count(asked).await? > 0)).await?;
+    assert!(provider.lists().is_empty() && all(&provider.made).is_empty());
+    sqlx::query("DELETE FROM loop_pause").execute(&kit.pool).await?;
+    until("a pass was made", async || Ok(!all(&provider.made).is_empty())).await?;
+    stop.cancel();
+    ended("the provisioner", running).await?;
+    Ok(shepherd.stop().await?)
+}
+
+#[tokio::test]
+async fn a_panic_of_a_provider_spoils_one_pass_and_not_the_provisioner() -> TestResult {
     let kit = Kit::new("provision_panic").await?;
     let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
     let stop = CancellationToken::new();
@@ -507,11 +536,11 @@ async fn a_panic_of_a_provider_spoils_one_pass_and_not_the_provisioner() -> Resu
     stop.cancel();
     ended("the provisioner", running).await?;
     assert_eq!((kit.count(HELD).await?, kit.count(OPEN).await?), (0, 0));
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test]
-async fn a_provisioner_that_lost_its_lease_quarantines_nobody() -> Result<()> {
+async fn a_provisioner_that_lost_its_lease_quarantines_nobody() -> TestResult {
     let kit = Kit::new("provision_fenced").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
@@ -558,5 +587,5 @@ async fn a_provisioner_that_lost_its_lease_quarantines_nobody() -> Result<()> {
         1
     );
     assert_eq!(kit.count("SELECT count(*) FROM machine_quarantine").await?, 0);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }

@@ -16,6 +16,7 @@ use shepherd::model::process::Process;
 use shepherd::model::time::Span;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, Program, endpoint};
 
 /// Limits that a test can wait for, with room for a host that is busy with others.
@@ -57,7 +58,7 @@ async fn boots(fleet: &Fleet, id: &str) -> Result<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> Result<()> {
+async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> TestResult {
     let (fleet, _shepherd) = ready("recover_ladder", 6, &[]).await?;
     let (killed, hung, dead, lost) = ("sim-0001", "sim-0002", "sim-0003", "sim-0004");
     let boots_before = boots(&fleet, killed).await?;
@@ -108,7 +109,7 @@ async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> Resu
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_most_fall_silent_at_once_recovery_is_held_and_then_released() -> Result<()> {
+async fn when_most_fall_silent_at_once_recovery_is_held_and_then_released() -> TestResult {
     // A worker for each, because those who try to reach a hung machine are busy for longer than the brake lasts.
     let brake =
         ["--recovery_brake_window=30s", "--recovery_brake_fraction=0.3", "--recoverer_loop_parallelism=8"];
@@ -127,13 +128,13 @@ async fn when_most_fall_silent_at_once_recovery_is_held_and_then_released() -> R
         .await?;
     fleet.until("it is released", "SELECT count(*) = 0 FROM brake").await?;
     fleet.until("all are Ready", ALL_READY).await?;
-    fleet
+    Ok(fleet
         .until("each was helped", "SELECT count(DISTINCT machine_id) = 8 FROM intent WHERE kind = 'reboot'")
-        .await
+        .await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_budget_that_is_used_up_puts_the_others_off_and_says_why() -> Result<()> {
+async fn a_budget_that_is_used_up_puts_the_others_off_and_says_why() -> TestResult {
     let (fleet, _shepherd) = ready("recover_budget", 4, &[]).await?;
     let bmdb = fleet.database.bmdb().await?;
     bmdb.change_policy("test", |policy| {
@@ -252,7 +253,7 @@ async fn told(kit: &Kit, machine: MachineId, event: &str) -> Result<Vec<String>>
 }
 
 #[tokio::test]
-async fn a_machine_given_up_that_reports_again_for_long_enough_needs_no_person() -> Result<()> {
+async fn a_machine_given_up_that_reports_again_for_long_enough_needs_no_person() -> TestResult {
     let kit = Kit::new("recover_healed").await?;
     let shepherd = Shepherd::start(&kit, "recoverer", LONG).await?;
     let (machine, work) = silent(&kit, &shepherd).await?;
@@ -296,23 +297,23 @@ async fn a_machine_given_up_that_reports_again_for_long_enough_needs_no_person()
     assert_eq!(kit.sweep().await?, 0, "its schedule is what its facts demand");
     beat(1).await?;
     assert_eq!(told(&kit, machine, "Healed").await?.len(), 1);
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test]
-async fn what_a_lost_recoverer_began_is_settled_as_unknown_when_its_lease_is_freed() -> Result<()> {
+async fn what_a_lost_recoverer_began_is_settled_as_unknown_when_its_lease_is_freed() -> TestResult {
     let kit = Kit::new("recover_lost").await?;
     kit.bmdb.change_policy("test", |policy| policy.outward_limit = Span::seconds(0)).await?;
     let shepherd = Shepherd::start(&kit, "recoverer", LONG).await?;
     let (_, work) = silent(&kit, &shepherd).await?;
     let granted = ask(&work, Disturbance::Reboot, None).await?;
-    ensure!(matches!(granted, Permission::Granted { .. }), "{granted:?}");
+    assert!(matches!(granted, Permission::Granted { .. }), "{granted:?}");
     kit.overdue(work.session()).await?;
     kit.bmdb.reap().await?;
     let session = shepherd.session().await?;
     let next = shepherd.claim_one(&session, Process::Recovery).await?;
     let own = ask(&next, Disturbance::RestartAgent, None).await?;
-    ensure!(matches!(own, Permission::Granted { .. }), "{own:?}");
+    assert!(matches!(own, Permission::Granted { .. }), "{own:?}");
     let outcomes: Vec<(String, Option<String>)> =
         sqlx::query_as("SELECT kind, outcome FROM intent ORDER BY begun_at").fetch_all(&kit.pool).await?;
     let unknown = "unknown: the session that took the step was lost".to_owned();
@@ -322,11 +323,11 @@ async fn what_a_lost_recoverer_began_is_settled_as_unknown_when_its_lease_is_fre
         "its own is still under way"
     );
     next.cancel("the test is over").await?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test]
-async fn every_step_is_asked_for_right_before_it_is_taken() -> Result<()> {
+async fn every_step_is_asked_for_right_before_it_is_taken() -> TestResult {
     let kit = Kit::new("recover_asked").await?;
     let shepherd = Shepherd::start(&kit, "recoverer", LONG).await?;
     let (machine, work) = silent(&kit, &shepherd).await?;
@@ -360,9 +361,9 @@ async fn every_step_is_asked_for_right_before_it_is_taken() -> Result<()> {
 
     // The same question in quiet times is granted, and recorded before anything is done.
     let granted = ask(&work, Disturbance::Reboot, None).await?;
-    ensure!(matches!(granted, Permission::Granted { .. }), "{granted:?}");
+    assert!(matches!(granted, Permission::Granted { .. }), "{granted:?}");
     assert_eq!(intents().await?, 1);
     assert_eq!(kit.count("SELECT count(*) FROM machine_recovery WHERE step = 'reboot'").await?, 1);
     work.cancel("the test is over").await?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }

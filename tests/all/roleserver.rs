@@ -19,38 +19,38 @@ use tonic::Status;
 
 use self::callback::{Callback, Heard, curious};
 use self::odd_disk::OddDisk;
+use crate::harness::aloud::TestResult;
 use crate::harness::child::Detached;
 use crate::harness::port::reserved;
 
 pub(crate) mod callback;
 mod odd_disk;
-mod wrong_clock;
 
 const PATIENCE: Duration = Duration::from_mins(5);
 
 /// One machine: a state directory whose processes end with it.
-struct Machine {
+pub(crate) struct Machine {
     directory: tempfile::TempDir,
-    environment: Vec<(&'static str, String)>,
+    pub(crate) environment: Vec<(&'static str, String)>,
     _detached: Detached,
 }
 
 impl Machine {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let detached = Detached::naming(&directory.path().join("state"))?;
         Ok(Self { directory, environment: Vec::new(), _detached: detached })
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("state")
     }
 
-    fn state(&self) -> StateDirectory {
+    pub(crate) fn state(&self) -> StateDirectory {
         StateDirectory::at(self.path())
     }
 
-    fn command(&self, verb: &str) -> Command {
+    pub(crate) fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_roleserver"));
         command.arg(verb).arg("--state_dir").arg(self.path());
         command.env_remove("ROLESERVER_SUPERVISION").env_remove("ROLESERVER_LOG");
@@ -73,7 +73,7 @@ impl Machine {
         Ok((output, response))
     }
 
-    fn enroll(&self, request: &wire::EnrollRequest) -> Result<wire::EnrollSuccess> {
+    pub(crate) fn enroll(&self, request: &wire::EnrollRequest) -> Result<wire::EnrollSuccess> {
         let (output, response) = self.enroll_bytes(&request.encode_to_vec())?;
         match response.result {
             Some(Answer::Success(success)) => Ok(success),
@@ -89,11 +89,11 @@ impl Machine {
         }
     }
 
-    fn agent(&self) -> Result<Process> {
+    pub(crate) fn agent(&self) -> Result<Process> {
         self.state().agent()?.context("no agent was recorded")
     }
 
-    fn supervisor(&self) -> Result<Process> {
+    pub(crate) fn supervisor(&self) -> Result<Process> {
         self.state().supervisor()?.context("no supervisor was recorded")
     }
 
@@ -127,7 +127,7 @@ impl Drop for Machine {
     }
 }
 
-fn signal(pid: i32, signal: rustix::process::Signal) {
+pub(crate) fn signal(pid: i32, signal: rustix::process::Signal) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid) {
         let _ = rustix::process::kill_process(pid, signal);
     }
@@ -155,7 +155,7 @@ fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
 }
 
 /// Waits for what the closure finds; its last error says what was missing.
-fn wait_for<T>(what: &str, mut find: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+pub(crate) fn wait_for<T>(what: &str, mut find: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let end = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = find()? {
@@ -180,7 +180,7 @@ fn files(directory: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
 }
 
 #[test]
-fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> Result<()> {
+fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     // For no longer than that it waits for its hardware to be read, before it reports without.
@@ -223,11 +223,11 @@ fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> Result<(
     assert_ne!(machine.agent()?.pid, killed.pid);
 
     signal(machine.supervisor()?.pid, rustix::process::Signal::TERM);
-    wait_for("the end of both", || Ok(machine.processes()?.is_empty().then_some(())))
+    Ok(wait_for("the end of both", || Ok(machine.processes()?.is_empty().then_some(())))?)
 }
 
 #[test]
-fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> Result<()> {
+fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     let first = machine.enroll(&request(&callback, 1))?;
@@ -244,13 +244,13 @@ fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> Resul
     assert!(!agent.is_alive());
     assert!(machine.agent()?.is_alive());
     assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
-    wait_for("a heartbeat of the new fence", || {
+    Ok(wait_for("a heartbeat of the new fence", || {
         Ok(callback.heard().iter().any(|heard| heard.request.access_fence == 2).then_some(()))
-    })
+    })?)
 }
 
 #[test]
-fn enrolment_brings_back_what_was_killed_with_its_supervisor() -> Result<()> {
+fn enrolment_brings_back_what_was_killed_with_its_supervisor() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     machine.enroll(&request(&callback, 1))?;
@@ -267,7 +267,7 @@ fn enrolment_brings_back_what_was_killed_with_its_supervisor() -> Result<()> {
 }
 
 #[test]
-fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> Result<()> {
+fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     let fences = [3, 1, 4, 2];
@@ -286,18 +286,18 @@ fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> Result<()> {
                 assert_eq!(error.kind(), Kind::StaleFence, "{error:?}");
                 assert!(error.known_fence > fence, "{error:?}");
             }
-            None => bail!("no answer"),
+            None => panic!("no answer"),
         }
     }
     assert_eq!(machine.state().enrolment()?.context("not enrolled")?.access_fence(), 4);
     assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
-    wait_for("a heartbeat of the highest fence", || {
+    Ok(wait_for("a heartbeat of the highest fence", || {
         Ok(callback.heard().last().is_some_and(|heard| heard.request.access_fence == 4).then_some(()))
-    })
+    })?)
 }
 
 #[test]
-fn refused_enrolment_changes_nothing() -> Result<()> {
+fn refused_enrolment_changes_nothing() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     machine.enroll(&request(&callback, 5))?;
@@ -322,7 +322,7 @@ fn refused_enrolment_changes_nothing() -> Result<()> {
 }
 
 #[test]
-fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> Result<()> {
+fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestResult {
     let refuses = Callback::start(|_| Err(Status::unauthenticated("")))?;
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
@@ -354,30 +354,30 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> Resul
 }
 
 #[test]
-fn endpoint_that_accepts_and_says_nothing_is_left_after_the_time_limit() -> Result<()> {
+fn endpoint_that_accepts_and_says_nothing_is_left_after_the_time_limit() -> TestResult {
     let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     let endpoints = vec![silent.local_addr()?.to_string(), callback.endpoint.clone()];
     machine.enroll(&wire::EnrollRequest { endpoints, ..request(&callback, 1) })?;
-    wait_for("heartbeats at the other endpoint", || Ok((callback.heard().len() >= 2).then_some(())))
+    Ok(wait_for("heartbeats at the other endpoint", || Ok((callback.heard().len() >= 2).then_some(())))?)
 }
 
 #[test]
-fn lost_key_is_made_anew_and_the_agent_proves_the_new_one() -> Result<()> {
+fn lost_key_is_made_anew_and_the_agent_proves_the_new_one() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     let first = machine.enroll(&request(&callback, 1))?;
     std::fs::remove_file(machine.path().join("identity.pk8"))?;
     let second = machine.enroll(&request(&callback, 1))?;
     assert_ne!(first.public_key, second.public_key);
-    wait_for("a heartbeat with the new key", || {
+    Ok(wait_for("a heartbeat with the new key", || {
         Ok(callback.heard().iter().any(|heard| heard.public_key == second.public_key).then_some(()))
-    })
+    })?)
 }
 
 #[test]
-fn agent_moves_where_an_answer_sends_it_and_remembers() -> Result<()> {
+fn agent_moves_where_an_answer_sends_it_and_remembers() -> TestResult {
     let new = Callback::start(curious())?;
     let (endpoint, ca) = (new.endpoint.clone(), new.ca.clone());
     let old = Callback::start(move |_| {
@@ -401,18 +401,18 @@ fn agent_moves_where_an_answer_sends_it_and_remembers() -> Result<()> {
 }
 
 #[test]
-fn agent_survives_settings_that_lead_nowhere() -> Result<()> {
+fn agent_survives_settings_that_lead_nowhere() -> TestResult {
     let nowhere = reserved()?.to_string();
     let callback = Callback::start(move |_| {
         Ok(wire::HeartbeatResponse { endpoints: vec![nowhere.clone()], ..Default::default() })
     })?;
     let machine = Machine::new()?;
     machine.enroll(&request(&callback, 1))?;
-    wait_for("heartbeats after the bad advice", || Ok((callback.heard().len() >= 3).then_some(())))
+    Ok(wait_for("heartbeats after the bad advice", || Ok((callback.heard().len() >= 3).then_some(())))?)
 }
 
 #[test]
-fn answer_that_says_no_costs_no_connection() -> Result<()> {
+fn answer_that_says_no_costs_no_connection() -> TestResult {
     let asked = AtomicUsize::new(0);
     let callback = Callback::start(move |_| match asked.fetch_add(1, Ordering::SeqCst) {
         0 => Err(Status::unavailable("the database is away; try again")),
@@ -427,7 +427,7 @@ fn answer_that_says_no_costs_no_connection() -> Result<()> {
 }
 
 #[test]
-fn connection_stays_while_other_endpoints_come_and_go() -> Result<()> {
+fn connection_stays_while_other_endpoints_come_and_go() -> TestResult {
     let nowhere = reserved()?.to_string();
     let own = Arc::new(OnceLock::<String>::new());
     let (known, asked) = (own.clone(), AtomicUsize::new(0));
@@ -474,7 +474,7 @@ fn calls_anew(callback: &Callback, before: &[Heard]) -> Result<()> {
 }
 
 #[test]
-fn full_disk_does_not_silence_the_machine() -> Result<()> {
+fn full_disk_does_not_silence_the_machine() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = enrolled_and_ended(&callback)?;
     let before = callback.heard();
@@ -492,7 +492,7 @@ fn full_disk_does_not_silence_the_machine() -> Result<()> {
 }
 
 #[test]
-fn read_only_disk_does_not_silence_the_machine() -> Result<()> {
+fn read_only_disk_does_not_silence_the_machine() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = enrolled_and_ended(&callback)?;
     let before = callback.heard();
@@ -507,7 +507,7 @@ fn read_only_disk_does_not_silence_the_machine() -> Result<()> {
 }
 
 #[test]
-fn server_of_another_authority_hears_nothing() -> Result<()> {
+fn server_of_another_authority_hears_nothing() -> TestResult {
     let callback = Callback::start(curious())?;
     let stranger = Callback::start(curious())?;
     let machine = Machine::new()?;
@@ -521,7 +521,7 @@ fn server_of_another_authority_hears_nothing() -> Result<()> {
 }
 
 #[test]
-fn damaged_state_and_a_second_agent_are_answered_in_words() -> Result<()> {
+fn damaged_state_and_a_second_agent_are_answered_in_words() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     let output = machine.command("run").output()?;

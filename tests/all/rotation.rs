@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::{Listener, TestAgent, say, settings, until, untold};
 use crate::harness::postgres::TestDatabase;
 
@@ -81,7 +82,7 @@ fn looks() -> (mpsc::UnboundedSender<()>, RenewalClock) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off() -> Result<()> {
+async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off() -> TestResult {
     let database = TestDatabase::create("rotation").await?;
     let directory = tempfile::tempdir()?;
     let first = write_pair(directory.path())?;
@@ -171,5 +172,5 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
         seen.iter().filter_map(|seen| Some(seen.lock().ok()?.failed.clone())).flatten().collect();
     assert_eq!(failed, Vec::<String>::new(), "no heartbeat was lost over it");
     drop(look);
-    listener.stop().await
+    Ok(listener.stop().await?)
 }

@@ -7,7 +7,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use futures::future::join_all;
 use russh::keys::key::safe_rng;
 use russh::keys::{Algorithm, PrivateKey};
@@ -24,6 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Barrier;
 use tokio::time::Instant;
 
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 use crate::harness::memory::peak_of;
 
@@ -155,7 +156,7 @@ async fn uploads(agent: &AgentBinary, settings: &SshSettings) -> Result<Vec<Take
 }
 
 #[test]
-fn many_uploads_at_once_hold_one_copy_of_the_program() -> Result<()> {
+fn many_uploads_at_once_hold_one_copy_of_the_program() -> TestResult {
     // One thread for both sides, because memory is counted by thread.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut program = fs::read("/bin/sh")?;
@@ -166,7 +167,7 @@ fn many_uploads_at_once_hold_one_copy_of_the_program() -> Result<()> {
     (settings.login_timeout, settings.exec_timeout) = (PATIENCE, PATIENCE);
     let (ended, most) = peak_of(|| runtime.block_on(uploads(&agent, &settings)));
     for error in ended? {
-        ensure!(matches!(error, TakeoverError::Remote { step: "upload", .. }), "not at its upload: {error}");
+        assert!(matches!(error, TakeoverError::Remote { step: "upload", .. }), "not at its upload: {error}");
     }
     // Beside the program itself, which was there before: keys, and what is on its way.
     let copies = UPLOADS * PROGRAM;
@@ -182,13 +183,13 @@ fn resident(pid: u32) -> Result<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shepherd_whose_machines_are_ready_holds_less_than_150_mib() -> Result<()> {
+async fn a_shepherd_whose_machines_are_ready_holds_less_than_150_mib() -> TestResult {
     let fleet = Fleet::start("small_memory", &["--machines", "60", "--boot_seconds", "0.5"]).await?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &["--initializer_loop_parallelism=20"])?;
     fleet.until("all 60 machines are Ready", ALL_READY).await?;
     let held = resident(shepherd.pid())?;
     assert!(held < 150 << 10, "{held} KiB");
     let status = shepherd.terminate().await?;
-    ensure!(status.code() == Some(0), "the shepherd ended with {status}\n{}", fleet.explain().await?);
+    assert!(status.code() == Some(0), "the shepherd ended with {status}\n{}", fleet.explain().await?);
     Ok(())
 }

@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use shepherd::model::policy::{Budget, Disturbance};
 use shepherd::model::time::Span;
 
+use crate::harness::aloud::TestResult;
 use crate::harness::child::Program;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 
@@ -121,14 +122,14 @@ fn hint(said: &str, beginning: &str) -> Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn machines_that_are_stuck_in_ten_ways_are_told_why() -> Result<()> {
+async fn machines_that_are_stuck_in_ten_ways_are_told_why() -> TestResult {
     let fleet = Fleet::start("stuck", &[&["--machines", "10"], SIMULATOR.as_slice()].concat()).await?;
     // Made, and not taken over yet.
     let flags = [&LIMITS[..], &["--components=provisioner,updater"]].concat();
     let mut maker = fleet.shepherd("maker", &[endpoint()?], &flags)?;
     let made = "SELECT count(*) = 10 FROM machine_due WHERE lane = 'access' AND phase_index = 'Provided'";
     fleet.until("all are made", made).await?;
-    ensure!(maker.terminate().await?.success());
+    assert!(maker.terminate().await?.success());
     fleet.strike("sim-0001", "disk-full").await?;
     fleet.strike("sim-0002", "ssh-refuse").await?;
     fleet.strike("sim-0003", "hang").await?;
@@ -173,14 +174,14 @@ async fn machines_that_are_stuck_in_ten_ways_are_told_why() -> Result<()> {
         &why(&fleet, "sim-0009", "Silent", &["brake: ", "brake of all machines", "brake of sim"]).await?,
     );
 
-    ensure!(shepherd.terminate().await?.success());
+    assert!(shepherd.terminate().await?.success());
     pasted(&fleet, "shepherdctl retry sim-0001")?;
     golden("no_shepherd", &why(&fleet, "sim-0001", "Provided", &["no shepherd works on this BMDB"]).await?);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_whose_worker_was_killed_is_told_until_when_nobody_touches_it() -> Result<()> {
+async fn a_machine_whose_worker_was_killed_is_told_until_when_nobody_touches_it() -> TestResult {
     let fleet = Fleet::start("stuck_lost", &[&["--machines", "1"], SIMULATOR.as_slice()].concat()).await?;
     let flags = [&LIMITS[..], &["--outward_limit=10m"]].concat();
     let mut doomed = fleet.shepherd_dying_at("initializer.claimed", "doomed", &[endpoint()?], &flags)?;
@@ -192,12 +193,12 @@ async fn a_machine_whose_worker_was_killed_is_told_until_when_nobody_touches_it(
     let mut next = fleet.shepherd("next", &[endpoint()?], &flags)?;
     let words = ["was lost once", "nobody claims it until"];
     golden("worker_lost", &why(&fleet, "sim-0001", "Provided", &words).await?);
-    ensure!(next.terminate().await?.success());
+    assert!(next.terminate().await?.success());
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_that_its_provider_does_not_list_is_told_of_what_contradicts() -> Result<()> {
+async fn a_machine_that_its_provider_does_not_list_is_told_of_what_contradicts() -> TestResult {
     let fleet =
         Fleet::start("stuck_vanished", &[&["--machines", "2"], SIMULATOR.as_slice()].concat()).await?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &LIMITS)?;
@@ -210,12 +211,12 @@ async fn a_machine_that_its_provider_does_not_list_is_told_of_what_contradicts()
     .fetch_one(&fleet.pool)
     .await?;
     golden("not_listed", &why(&fleet, &lost, "Quarantined", &["does not list it any more"]).await?);
-    ensure!(shepherd.terminate().await?.success());
+    assert!(shepherd.terminate().await?.success());
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_newcomer_helps_a_machine_with_nothing_but_what_is_printed() -> Result<()> {
+async fn a_newcomer_helps_a_machine_with_nothing_but_what_is_printed() -> TestResult {
     let fleet =
         Fleet::start("stuck_newcomer", &[&["--machines", "3"], SIMULATOR.as_slice()].concat()).await?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &LIMITS)?;
@@ -242,6 +243,6 @@ async fn a_newcomer_helps_a_machine_with_nothing_but_what_is_printed() -> Result
     paste(&hint(&released, "shepherdctl retry ")?, "")?;
     why(&fleet, "sim-0001", "Ready", &[]).await?;
     golden("newcomer", &script);
-    ensure!(shepherd.terminate().await?.success());
+    assert!(shepherd.terminate().await?.success());
     Ok(())
 }

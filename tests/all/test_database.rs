@@ -1,16 +1,19 @@
 //! The ground itself: the run's mode is what it says, the test clock moves, databases are apart.
 
+use std::path::Path;
 use std::time::Duration;
+use std::{fs, thread};
 
 use chrono::{DateTime, Utc};
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
-use crate::harness::mode::Mode;
+use crate::harness::aloud::TestResult;
+use crate::harness::mode::{Mode, without_database};
 use crate::harness::postgres::TestDatabase;
 
 #[tokio::test]
-async fn the_address_carries_the_mode_and_the_clock() -> anyhow::Result<()> {
+async fn the_address_carries_the_mode_and_the_clock() -> TestResult {
     let database = TestDatabase::create("the_mode").await?;
     let options: PgConnectOptions = database.url().parse()?;
     let mut connection = options.connect().await?;
@@ -28,7 +31,7 @@ async fn the_address_carries_the_mode_and_the_clock() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn the_clock_moves_for_one_database_and_not_for_another() -> anyhow::Result<()> {
+async fn the_clock_moves_for_one_database_and_not_for_another() -> TestResult {
     let (moved, still) = (TestDatabase::create("moved").await?, TestDatabase::create("still").await?);
     let (moved_pool, still_pool) = (moved.pool().await?, still.pool().await?);
     moved.advance(Duration::from_hours(1)).await?;
@@ -49,7 +52,7 @@ async fn the_clock_moves_for_one_database_and_not_for_another() -> anyhow::Resul
 }
 
 #[tokio::test]
-async fn the_clock_is_read_once_for_an_index_scan() -> anyhow::Result<()> {
+async fn the_clock_is_read_once_for_an_index_scan() -> TestResult {
     let database = TestDatabase::create("index_scan").await?;
     let pool = database.pool().await?;
     sqlx::raw_sql(
@@ -67,7 +70,7 @@ async fn the_clock_is_read_once_for_an_index_scan() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn what_the_migrations_bind_for_good_follows_the_clock() -> anyhow::Result<()> {
+async fn what_the_migrations_bind_for_good_follows_the_clock() -> TestResult {
     let database = TestDatabase::create("defaults").await?;
     let pool = database.pool().await?;
     // Seen from this search path, the test clock's functions print bare and PostgreSQL's own do not.
@@ -95,7 +98,7 @@ async fn what_the_migrations_bind_for_good_follows_the_clock() -> anyhow::Result
 }
 
 #[tokio::test]
-async fn moving_the_clock_makes_no_serializable_transaction_fail() -> anyhow::Result<()> {
+async fn moving_the_clock_makes_no_serializable_transaction_fail() -> TestResult {
     let database = TestDatabase::create("no_conflict").await?;
     let pool = database.pool().await?;
     let mut transaction = pool.begin().await?;
@@ -118,7 +121,7 @@ fn an_unknown_mode_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_mode_is_proved_by_the_statements_that_were_sent() -> anyhow::Result<()> {
+async fn a_mode_is_proved_by_the_statements_that_were_sent() -> TestResult {
     let database = TestDatabase::create("proof").await?;
     let mode = database.mode();
     let pool = database.pool().await?;
@@ -137,7 +140,7 @@ async fn a_mode_is_proved_by_the_statements_that_were_sent() -> anyhow::Result<(
 }
 
 #[tokio::test]
-async fn the_server_counts_statements() -> anyhow::Result<()> {
+async fn the_server_counts_statements() -> TestResult {
     let database = TestDatabase::create("statements").await?;
     let pool = database.pool().await?;
     sqlx::query("SELECT 'once' AS only_in_this_test").execute(&pool).await?;
@@ -150,4 +153,34 @@ async fn the_server_counts_statements() -> anyhow::Result<()> {
     .await?;
     assert_eq!(calls, 1);
     Ok(())
+}
+
+#[test]
+fn modules_that_run_once_ask_for_no_database() {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all");
+    let mains = fs::read_to_string(all.join("main.rs")).unwrap();
+    let mut files = vec![all.clone()];
+    let mut inner = Vec::new();
+    while let Some(path) = files.pop() {
+        if path.is_dir() {
+            files.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.parent() != Some(&all) && path.extension().is_some_and(|end| end == "rs") {
+            inner.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+        }
+    }
+    for module in without_database() {
+        assert!(mains.contains(&format!("\nmod {module};\n")), "{module} is no module of the suite");
+        // `--skip fuzz::` would leave out the tests of `other::fuzz::`, too.
+        assert!(!inner.iter().any(|name| name == module), "another module is called {module}, too");
+        let source = fs::read_to_string(all.join(module).with_extension("rs"));
+        let source = source.or_else(|_| fs::read_to_string(all.join(module).join("mod.rs"))).unwrap();
+        if module != "harness" {
+            for kit in ["bmdb_kit", "harness::fleet", "harness::postgres", "harness::rack", "harness::mode"] {
+                assert!(!source.contains(kit), "{module} names {kit}");
+            }
+        }
+    }
+    // And who asks all the same is refused, whatever its source says.
+    let asked = thread::Builder::new().name("fuzz::asks".to_owned()).spawn(Mode::of_this_run).unwrap();
+    assert!(asked.join().unwrap().unwrap_err().to_string().starts_with("fuzz uses a database"));
 }

@@ -10,6 +10,7 @@ use rustix::process::Signal;
 
 use crate::checker::{Records, Violation, check, planted};
 use crate::fire::frozen::is_stopped;
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, PATIENCE, endpoint};
 
 const ALL_READY: &str = "SELECT count(*) = 200 AND count(*) FILTER (WHERE phase_index = 'Ready') = 200
@@ -45,7 +46,7 @@ async fn all_arrived(fleet: &Fleet) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready() -> Result<()> {
+async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready() -> TestResult {
     let flags = ["--machines", "200", "--boot_seconds", "0.5", "--seed", "7"];
     let fleet = Fleet::start("two_shepherds", &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
@@ -60,7 +61,7 @@ async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready(
         if in_the_middle(&fleet, victim.pid()).await? {
             victim.signal(Signal::STOP)?;
             while !is_stopped(victim.pid())? {
-                ensure!(victim.ended()?.is_none(), "the victim ended\n{}", fleet.explain().await?);
+                assert!(victim.ended()?.is_none(), "the victim ended\n{}", fleet.explain().await?);
                 tokio::task::yield_now().await;
             }
             all_arrived(&fleet).await?;
@@ -70,8 +71,8 @@ async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready(
             victim.signal(Signal::CONT)?;
         }
         let ended = (victim.ended()?, survivor.ended()?);
-        ensure!(ended == (None, None), "a shepherd ended: {ended:?}\n{}", fleet.explain().await?);
-        ensure!(Instant::now() < deadline, "never in the middle\n{}", fleet.explain().await?);
+        assert!(ended == (None, None), "a shepherd ended: {ended:?}\n{}", fleet.explain().await?);
+        assert!(Instant::now() < deadline, "never in the middle\n{}", fleet.explain().await?);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let dead = victim.pid();
@@ -79,7 +80,7 @@ async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready(
 
     fleet.until("all 200 machines are Ready", ALL_READY).await?;
     let status = survivor.terminate().await?;
-    ensure!(status.code() == Some(0), "the survivor ended with {status}\n{}", fleet.explain().await?);
+    assert!(status.code() == Some(0), "the survivor ended with {status}\n{}", fleet.explain().await?);
 
     let records = Records::read(&fleet.pool, &fleet.journal()?).await?;
     assert_eq!(check(&records), []);

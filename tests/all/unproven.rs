@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tonic::Code;
 
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::{Listener, TestAgent, say, settings, until, untold};
 use crate::harness::postgres::TestDatabase;
 
@@ -40,7 +41,7 @@ async fn end_of(mut stream: TlsStream<TcpStream>) -> Result<()> {
 }
 
 #[tokio::test]
-async fn connections_that_say_no_agent_s_heartbeat_end_and_an_agent_s_stays() -> Result<()> {
+async fn connections_that_say_no_agent_s_heartbeat_end_and_an_agent_s_stays() -> TestResult {
     let database = TestDatabase::create("unproven").await?;
     let directory = tempfile::tempdir()?;
     let mut settings = settings(directory.path())?;
@@ -79,11 +80,11 @@ async fn connections_that_say_no_agent_s_heartbeat_end_and_an_agent_s_stays() ->
     say(&mut client, agent.heartbeat(2)).await?;
     assert_eq!(listener.counted("shepherd_agent_connections")?, 1, "no second connection was needed");
     assert_eq!(listener.counted(closed)?, 3);
-    listener.stop().await
+    Ok(listener.stop().await?)
 }
 
 #[tokio::test]
-async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> Result<()> {
+async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> TestResult {
     let database = TestDatabase::create("unproven_many").await?;
     let directory = tempfile::tempdir()?;
     let mut settings = settings(directory.path())?;
@@ -117,5 +118,5 @@ async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> R
         3,
         "the agent is no stranger any more, and gives way to none"
     );
-    listener.stop().await
+    Ok(listener.stop().await?)
 }

@@ -12,6 +12,8 @@
 //!   looked after its intent.
 //! * A list that cannot be read, or cannot be right, engages a brake: nothing is
 //!   created until a list looks right again.
+//! * A paused provisioner makes no pass, and one that is paused in the middle of a
+//!   pass creates nothing more.
 
 pub mod plan;
 
@@ -28,20 +30,25 @@ use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::intent::OpenCreation;
 use crate::bmdb::lease::NamedLease;
+use crate::bmdb::pause::Pauses;
 use crate::bmdb::provision::NewMachine;
 use crate::bmdb::retirement::RetirementChange;
 use crate::bmdb::session::{Session, Sessions, boot_time};
 use crate::bmdb::work::Decision;
-use crate::manager::breakers::{Admission, ProviderBreaker};
+use crate::manager::breakers::{Admission, Call, ProviderBreaker};
 use crate::manager::control_loop::panic_text;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
+use crate::manager::metrics::ManagerMetrics;
 use crate::manager::provisioner::plan::{Limits, ProvisionPlan, plan_provisioning};
 use crate::manager::updater::details_of;
 use crate::model::breaker::Open;
 use crate::model::ids::{IntentId, MachineId};
+use crate::model::pause::Loop;
 use crate::providers::provider::{CALL_LIMIT, Provider, ProviderError, ProviderMachine};
 
+/// Who starts its sessions.
+const COMPONENT: &str = "provisioner";
 /// Kind of the named lease; its name is the provider's.
 const LEASE: &str = "provisioner";
 
@@ -56,6 +63,8 @@ pub struct ProvisionerSettings {
     pub creation: Limiter,
     /// Whether the provider is asked at all.
     pub breaker: ProviderBreaker,
+    /// Where it counts.
+    pub metrics: ManagerMetrics,
 }
 
 /// Why a pass ended early.
@@ -81,9 +90,10 @@ pub async fn run(
         let details = serde_json::json!({ "provider": name });
         // Never given up half-way: the statement goes on without us, and a session that commits after
         // we have stopped stays open until the reaper finds it.
-        let session = sessions.start("provisioner", details).await;
+        let session = sessions.start(COMPONENT, details).await;
         match session {
             Ok(session) => {
+                settings.metrics.session_started(COMPONENT);
                 passes(sessions.bmdb(), &session, &*provider, &settings, &stop).await;
                 if !session.lost().is_cancelled()
                     && let Err(error) = sessions.close(&session, "the provisioner stopped").await
@@ -145,13 +155,14 @@ async fn hold(
     settings: &ProvisionerSettings,
     stop: &CancellationToken,
 ) {
+    let mut pauses = Pauses::default();
     loop {
         // A pass is dropped at its next wait when the session is over: what it had begun is an
         // open intent, which whoever holds the lease next looks after.
         let more = tokio::select! {
             () = stop.cancelled() => return,
             () = session.lost().cancelled() => return,
-            result = AssertUnwindSafe(pass(bmdb, session, lease, provider, settings)).catch_unwind() => match result {
+            result = AssertUnwindSafe(pass(bmdb, session, lease, provider, settings, &mut pauses)).catch_unwind() => match result {
                 Ok(Ok(more)) => more,
                 Ok(Err(PassError::Bmdb(BmdbError::SessionOver | BmdbError::LeaseLost))) => return,
                 Ok(Err(error)) => {
@@ -185,13 +196,17 @@ async fn pass(
     lease: &NamedLease,
     provider: &dyn Provider,
     settings: &ProvisionerSettings,
+    pauses: &mut Pauses,
 ) -> Result<bool, PassError> {
     let (name, kind) = (lease.name.as_str(), provider.kind());
+    if is_paused(bmdb, pauses, name).await? {
+        return Ok(false);
+    }
     // The BMDB first: a machine that is recorded between the two readings is then listed and
     // unknown at the worst, and recording it again finds it.
     let known = bmdb.known_machines(name).await?;
     let left_alone = |open: Open| PassError::LeftAlone { provider: name.to_owned(), reason: open.reason };
-    let listed = settings.breaker.admit().map_err(left_alone)?.ask(provider.list()).await;
+    let listed = settings.breaker.admit().map_err(left_alone)?.ask(Call::List, provider.list()).await;
     // Frozen meanwhile: what was heard is old, and another shepherd's to say.
     if session.remaining().is_zero() {
         return Err(BmdbError::SessionOver.into());
@@ -235,12 +250,19 @@ async fn pass(
     let mut made = 0;
     for id in &plan.create {
         settings.creation.ready().await;
+        if is_paused(bmdb, pauses, name).await? {
+            return Ok(false);
+        }
         // Before an intent is recorded for an order that would not be sent.
         let admission = settings.breaker.admit().map_err(left_alone)?;
         made += usize::from(create(bmdb, session, lease, provider, &admission, id).await?);
     }
     // A provider that makes nothing is asked again at the reconciler's pace.
     Ok(full_chunk && made > 0)
+}
+
+async fn is_paused(bmdb: &Bmdb, pauses: &mut Pauses, provider: &str) -> Result<bool, BmdbError> {
+    Ok(pauses.left(bmdb, Loop::Provisioner, &[provider.to_owned()]).await?.is_empty())
 }
 
 async fn engage(bmdb: &Bmdb, lease: &NamedLease, brake: Option<&str>) -> Result<(), BmdbError> {
@@ -277,7 +299,7 @@ async fn settle_open(
     for OpenCreation { intent, age, .. } in open.iter().filter(|one| !adopted.contains(&one.intent)) {
         // Unknown is not "nothing": asked again at a later pass.
         let Ok(admission) = breaker.admit() else { return Ok(()) };
-        match admission.ask(creation.find_by_intent(*intent)).await {
+        match admission.ask(Call::FindByIntent, creation.find_by_intent(*intent)).await {
             Ok(Some(machine)) => adopt(bmdb, lease, *intent, &machine).await?,
             Ok(None) if *age < limit => {}
             Ok(None) => {
@@ -318,7 +340,8 @@ async fn create(
     failpoint::pass(LEASE, "intended");
     let (_, policy) = bmdb.policy();
     let limit = may_ask(session.remaining(), boot_time().saturating_sub(begun), policy.outward_limit.0)?;
-    let Ok(asked) = tokio::time::timeout(limit, admission.ask(creation.create(intent, Some(id)))).await
+    let Ok(asked) =
+        tokio::time::timeout(limit, admission.ask(Call::Create, creation.create(intent, Some(id)))).await
     else {
         tracing::warn!(
             provider = lease.name,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::model::facts::MachineFacts;
 use crate::model::machine_view::{BrakeLine, MachineName};
 use crate::model::newer_fence::NewerFence;
+use crate::model::pause::Pause;
 use crate::model::plan::Disturbed;
 use crate::model::policy::Policy;
 use crate::model::time::Timestamp;
@@ -25,6 +26,8 @@ pub struct Evidence {
     pub providers: Vec<ProviderEvidence>,
     /// Brakes that are on.
     pub brakes: Vec<BrakeLine>,
+    /// Pauses of loops that hold.
+    pub pauses: Vec<Pause>,
     /// Open sessions.
     pub sessions: Vec<SessionEvidence>,
     /// Sessions that expired lately, by who had them.

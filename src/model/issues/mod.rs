@@ -73,6 +73,7 @@ pub enum Kind {
     DuplicateSerial,
     HostKeyChanged,
     LongSnapshot,
+    LoopPaused,
     LostWorkers,
     NeedsHuman,
     NewerFence,
@@ -90,7 +91,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, by name.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::AddressConflict,
         Self::Brake,
         Self::BudgetExhausted,
@@ -104,6 +105,7 @@ impl Kind {
         Self::DuplicateSerial,
         Self::HostKeyChanged,
         Self::LongSnapshot,
+        Self::LoopPaused,
         Self::LostWorkers,
         Self::NeedsHuman,
         Self::NewerFence,
@@ -136,6 +138,7 @@ impl Kind {
             Self::DuplicateSerial => "duplicate-serial",
             Self::HostKeyChanged => "host-key-changed",
             Self::LongSnapshot => "long-snapshot",
+            Self::LoopPaused => "loop-paused",
             Self::LostWorkers => "lost-workers",
             Self::NeedsHuman => "needs-human",
             Self::NewerFence => "newer-fence",
@@ -170,6 +173,7 @@ impl Kind {
             | Self::Drift
             | Self::DuplicateSerial
             | Self::LongSnapshot
+            | Self::LoopPaused
             | Self::LostWorkers
             | Self::ProviderDiscrepancy
             | Self::ProviderFails

@@ -18,6 +18,8 @@ const CERTIFICATE_NOTICE: Duration = Duration::from_hours(6 * 24);
 const EXPIRED: i64 = 5;
 /// A snapshot that is held for longer keeps a fleet's dead rows.
 const LONG_SNAPSHOT: Duration = Duration::from_mins(10);
+/// A loop that is paused for longer may be forgotten.
+const LONG_PAUSE: Duration = Duration::from_hours(1);
 /// Dead rows of a table that vacuum would have removed by now.
 const DEAD_ROWS: i64 = 100_000;
 
@@ -28,6 +30,7 @@ pub(super) fn found(evidence: &Evidence) -> Vec<Issue> {
     found.extend(nobody_listens(evidence));
     found.extend(providers(evidence));
     found.extend(brakes(evidence));
+    found.extend(pauses(evidence));
     found.extend(budgets(evidence));
     found.extend(clocks(evidence));
     found.extend(certificates(evidence));
@@ -123,6 +126,20 @@ fn brakes(evidence: &Evidence) -> Vec<Issue> {
             )
         })
         .collect()
+}
+
+/// Loops that somebody paused, and perhaps forgot.
+fn pauses(evidence: &Evidence) -> Vec<Issue> {
+    let long = evidence.pauses.iter().filter(|pause| between(pause.since, evidence.at) >= LONG_PAUSE);
+    long.map(|pause| {
+        let about = match &pause.provider {
+            None => "all machines".to_owned(),
+            Some(provider) => format!("provider {provider}"),
+        };
+        let remedy = format!("when it has served its purpose: {}", pause.resume());
+        Issue::new(Kind::LoopPaused, about, pause.sentence(evidence.at), Some(pause.since), remedy)
+    })
+    .collect()
 }
 
 /// Budgets of which nothing is left at this moment.

@@ -17,6 +17,7 @@ use crate::model::issues::evidence::{
 use crate::model::machine_view::BrakeLine;
 use crate::model::needs_human::Obstacle;
 use crate::model::newer_fence::NewerFence;
+use crate::model::pause::{Loop, Pause};
 use crate::model::plan::Disturbed;
 use crate::model::policy::{Budget, Disturbance, Policy};
 use crate::model::process::Process;
@@ -94,6 +95,7 @@ fn well() -> Evidence {
             brake_since: None,
         }],
         brakes: Vec::new(),
+        pauses: Vec::new(),
         sessions: vec![session("a")],
         expired: vec![ExpiredSessions {
             component: "updater".into(),
@@ -340,12 +342,19 @@ const CASES: &[Case] = &[
         |e| e.storage.as_mut().unwrap().oldest_snapshot = Duration::from_secs(601),
         &[("long-snapshot", "the database")],
     ),
+    ("a pause of a moment", |e| e.pauses = vec![paused(NOW - 3599)], &[]),
+    ("a pause of an hour", |e| e.pauses = vec![paused(NOW - 3600)], &[("loop-paused", "provider rack-a")]),
     ("dead rows", |e| e.storage.as_mut().unwrap().rows[0].1 = 100_000, &[("dead-rows", "table session")]),
     ("a database without books", |e| e.storage = None, &[]),
 ];
 
 fn retiring(since: i64) -> Retirement {
     Retirement::new("old".into(), "kim".into(), at(since))
+}
+
+fn paused(since: i64) -> Pause {
+    let (provider, reason, by) = (Some("rack-a".into()), "its switch is changed".into(), "kim".into());
+    Pause { of: Loop::Recoverer, provider, reason, by, since: at(since), until: None }
 }
 
 fn fail(evidence: &mut Evidence, failures: u32) {

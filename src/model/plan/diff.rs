@@ -85,7 +85,13 @@ mod tests {
             what: "do it".to_owned(),
             under_way: false,
         };
-        Plan { at: at(0), until: at(100), cut: false, rows: rows.iter().map(row).collect() }
+        Plan {
+            at: at(0),
+            until: at(100),
+            cut: false,
+            rows: rows.iter().map(row).collect(),
+            paused: Vec::new(),
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! * [`step`]: what one work item that succeeds does to the facts of its machine.
 //! * [`fleet`]: the fleet that the loops share: budgets and brakes.
 //! * [`diff`]: two plans beside each other, as before and after a change of the policy.
+//! * [`foreseen`]: a plan as somebody asked for it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::model::facts::MachineFacts;
 use crate::model::ids::MachineId;
 use crate::model::machine_view::MachineName;
 use crate::model::newer_fence::NewerFence;
+use crate::model::pause::{Loop, Pause, Paused, paused};
 use crate::model::phase::phase_of;
 use crate::model::plan::fleet::Fleet;
 use crate::model::policy::{Disturbance, Policy};
@@ -35,6 +37,7 @@ use crate::model::time::{Span, Timestamp, after};
 
 pub mod diff;
 pub mod fleet;
+pub mod foreseen;
 pub mod step;
 #[cfg(test)]
 mod tests;
@@ -70,6 +73,8 @@ pub struct FleetView {
     pub disturbed: Vec<Disturbed>,
     /// When providers were told to take machines back, within the window of that budget.
     pub released: Vec<Timestamp>,
+    /// Pauses of loops that hold at that moment.
+    pub pauses: Vec<Pause>,
 }
 
 /// One machine of it.
@@ -124,6 +129,8 @@ pub struct Plan {
     pub cut: bool,
     /// What is begun, in the order of time.
     pub rows: Vec<Row>,
+    /// Loops that are paused at its beginning: what they would do is left out up to the end of the pause.
+    pub paused: Vec<Pause>,
 }
 
 /// A work item that is begun.
@@ -182,6 +189,7 @@ pub(crate) struct Passing {
 struct Future<'a> {
     now: Timestamp,
     policy: &'a Policy,
+    pauses: &'a [Pause],
     fleet: Fleet,
     events: BTreeSet<Event>,
 }
@@ -204,7 +212,8 @@ impl<'a> Future<'a> {
             .collect();
         let (disturbed, released) = (view.disturbed.clone(), view.released.clone());
         let fleet = Fleet { machines, disturbed, released };
-        let mut future = Self { now: view.at, policy: &view.policy, fleet, events: BTreeSet::new() };
+        let (policy, pauses) = (&*view.policy, view.pauses.as_slice());
+        let mut future = Self { now: view.at, policy, pauses, fleet, events: BTreeSet::new() };
         for machine in 0..future.fleet.machines.len() {
             if future.fleet.machines[machine].first_report_is_awaited() {
                 future.await_report(machine);
@@ -215,7 +224,8 @@ impl<'a> Future<'a> {
     }
 
     fn until(mut self, until: Timestamp) -> Plan {
-        let mut plan = Plan { at: self.now, until, cut: false, rows: Vec::new() };
+        let paused = self.pauses.to_vec();
+        let mut plan = Plan { at: self.now, until, cut: false, rows: Vec::new(), paused };
         while let Some(event) = self.events.pop_first() {
             if event.at > until {
                 break;
@@ -290,9 +300,19 @@ impl<'a> Future<'a> {
             stored.armed = Armed { process: due.process, ready_at, timer: due.timer };
             let Some(ready_at) = ready_at else { continue };
             let silent = !due.timer || (!passing.speaks && passing.facts.listening_since.is_some());
-            // Whoever works on it is done at once.
-            let at =
-                if stored.working { now } else { stored.not_before.map_or(ready_at, |at| at.max(ready_at)) };
+            // Whoever works on it is done at once, and no pause keeps them from it.
+            let at = if stored.working {
+                now
+            } else {
+                let provider = passing.facts.provided.as_ref().map_or("", |of| of.provider.as_str());
+                let of = due.process.map(Loop::of);
+                let begins = match of.and_then(|of| paused(self.pauses, of, provider, now)) {
+                    None => ready_at,
+                    Some(Paused::Until(at)) => at.max(ready_at),
+                    Some(Paused::Resumed) => continue,
+                };
+                stored.not_before.map_or(begins, |at| at.max(begins))
+            };
             if silent {
                 let kind = Kind::Work(lane);
                 due_events.push(Event {
@@ -379,6 +399,7 @@ impl Plan {
             machine.is_none_or(|machine| machine.0 == row.name.machine)
                 && process.is_none_or(|process| process.as_str() == row.process)
         });
+        self.paused.retain(|pause| process.is_none_or(|process| Loop::of(process) == pause.of));
         self
     }
 }

@@ -11,7 +11,7 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 /// Machine number `number`, that the provider was asked about at 0, and will be each half hour.
-fn provided(number: u8) -> MachineFacts {
+pub(super) fn provided(number: u8) -> MachineFacts {
     let mut facts = MachineFacts::unknown(MachineId(uuid::Uuid::from_u128(u128::from(number))), at(-9000));
     facts.listening_since = Some(at(-9000));
     facts.provided = Some(Provided {
@@ -31,7 +31,7 @@ fn provided(number: u8) -> MachineFacts {
 }
 
 /// The same with an agent that was heard so many seconds ago.
-fn heard(number: u8, ago: i64) -> MachineFacts {
+pub(super) fn heard(number: u8, ago: i64) -> MachineFacts {
     let mut facts = provided(number);
     let boot_id = Some("b".to_owned());
     facts.agent_started = Some(AgentStarted { at: at(-7000), public_key: vec![1; 32], boot_id, fence: 1 });
@@ -40,7 +40,7 @@ fn heard(number: u8, ago: i64) -> MachineFacts {
     facts
 }
 
-fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
+pub(super) fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
     let state = |facts: MachineFacts| MachineState {
         phase_index: phase_of(&facts, &policy, at(0)).to_string(),
         phase_since: at(-5),
@@ -57,7 +57,14 @@ fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
         facts,
     };
     let machines = machines.into_iter().map(state).collect();
-    FleetView { at: at(0), policy: Arc::new(policy), machines, disturbed: Vec::new(), released: Vec::new() }
+    FleetView {
+        at: at(0),
+        policy: Arc::new(policy),
+        machines,
+        disturbed: Vec::new(),
+        released: Vec::new(),
+        pauses: Vec::new(),
+    }
 }
 
 /// (seconds, machine, process, the beginning of what is done) within `minutes`.
@@ -238,4 +245,35 @@ fn work_that_is_under_way_is_told_so_and_a_loss_is_waited_out() {
     assert_eq!(told, [(0, true), (60, false)]);
     let only = plan.only(Some(fleet.machines[1].facts.machine), Some(Process::AgentStart));
     assert_eq!(only.rows.len(), 1);
+}
+
+#[test]
+fn what_a_paused_loop_would_begin_is_left_out_up_to_the_end_of_the_pause() {
+    let pause = |of, provider: Option<&str>, until| Pause {
+        of,
+        provider: provider.map(str::to_owned),
+        reason: "r".into(),
+        by: "kim".into(),
+        since: at(-60),
+        until,
+    };
+    let mut fleet = fleet(vec![provided(1), provided(2)], Policy::default());
+    fleet.machines[1].facts.provided.as_mut().unwrap().provider = "rack-b".into();
+    fleet.machines[1].lanes[0].working = true;
+    let begun = |fleet: &FleetView| -> Vec<(i64, u128)> {
+        let told = future(fleet, 20);
+        told.into_iter().filter(|row| row.2 == "AgentStart").map(|row| (row.0, row.1)).collect()
+    };
+    assert_eq!(begun(&fleet), [(0, 1), (0, 2)]);
+    for (pauses, expected) in [
+        // What is under way goes on.
+        (vec![pause(Loop::Initializer, None, None)], vec![(0, 2)]),
+        (vec![pause(Loop::Initializer, None, Some(at(600)))], vec![(0, 2), (600, 1)]),
+        (vec![pause(Loop::Initializer, Some("rack-b"), None)], vec![(0, 1), (0, 2)]),
+        (vec![pause(Loop::Recoverer, None, None)], vec![(0, 1), (0, 2)]),
+    ] {
+        fleet.pauses = pauses;
+        assert_eq!(begun(&fleet), expected, "{:?}", fleet.pauses);
+        assert_eq!(plan(&fleet, Span::minutes(1)).paused, fleet.pauses, "and it says so");
+    }
 }

@@ -3,15 +3,19 @@
 use crate::model::machine_view::MachineView;
 use crate::model::needs_human::Obstacle;
 use crate::model::retirement::{may_waive, next};
+use crate::model::schedule::Due;
 use crate::model::time::Timestamp;
-use crate::model::why::notes::is_over;
+use crate::model::why::notes::{is_over, paused};
 use crate::model::why::{Advice, obstacle};
 
 /// What would help; `word` is the machine's name as one word of a shell.
-pub(super) fn advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advice> {
+pub(super) fn advice(view: &MachineView, due: &Due, word: &str, now: Timestamp) -> Vec<Advice> {
     let facts = &view.facts;
     let mut advice = leaving(view, word, now);
     let mut add = |command: String, when: &str| advice.push(Advice { command, when: when.to_owned() });
+    for pause in paused(view, due, now) {
+        add(pause.resume(), "when the pause has served its purpose: what came due meanwhile is then begun");
+    }
     let refused = view.host_keys.as_ref().and_then(|keys| keys.refused.as_ref());
     if let Some((offered, _)) = refused {
         add(

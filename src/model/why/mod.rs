@@ -137,7 +137,7 @@ pub fn explain(view: &MachineView) -> Why {
         failures: failures(facts, policy),
         work: view.lanes.iter().filter_map(|lane| working(lane, now)).collect(),
         notes: notes::notes(view, &due, now),
-        advice: advice::advice(view, &word, now),
+        advice: advice::advice(view, &due, &word, now),
         name,
     }
 }

@@ -7,10 +7,11 @@ use crate::model::drift::drift_of;
 use crate::model::facts::{MachineFacts, Recovery, Retirement};
 use crate::model::host_key::PinnedHostKey;
 use crate::model::machine_view::{BrakeLine, LaneView, MachineView};
+use crate::model::pause::{Loop, Pause, holding};
 use crate::model::policy::Policy;
 use crate::model::process::{Lane, Process};
 use crate::model::retirement;
-use crate::model::schedule::{Due, RULES_VERSION};
+use crate::model::schedule::{Due, RULES_VERSION, next_due};
 use crate::model::telling::{absolute, both, relative, rough};
 use crate::model::time::{Timestamp, between};
 use crate::model::why::{lane_of, next};
@@ -18,7 +19,7 @@ use crate::model::why::{lane_of, next};
 /// A sentence for each thing, the most telling first.
 pub(super) fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
     let facts = &view.facts;
-    let mut notes = Vec::new();
+    let mut notes = pauses(view, due, now);
     notes.extend(facts.retirement.as_ref().map(|retirement| stages(retirement, &view.policy)));
     notes.extend(facts.recovery.as_ref().map(|recovery| ladder(recovery, &view.policy, now)));
     if let Some((offered, pinned, at)) = refused(view.host_keys.as_ref())
@@ -49,6 +50,30 @@ pub(super) fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String
         }
     }
     notes
+}
+
+/// Pauses that it waits for: of the loop that its access is due for, sooner or later, and of the one that looks
+/// at it, once that is due.
+fn pauses(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
+    paused(view, due, now)
+        .map(|pause| format!("{}; what was under way goes on", pause.sentence(now)))
+        .collect()
+}
+
+/// The pauses themselves.
+pub(super) fn paused<'a>(
+    view: &'a MachineView,
+    due: &Due,
+    now: Timestamp,
+) -> impl Iterator<Item = &'a Pause> + use<'a> {
+    let provider = view.facts.provided.as_ref().map_or("", |provided| provided.provider.as_str());
+    let awaited = due.process.filter(|_| !due.timer);
+    let looked = next_due(&view.facts, Lane::Observe, &view.policy, now);
+    let overdue = looked.process.filter(|_| !looked.timer && looked.ready_at.is_some_and(|at| at <= now));
+    awaited
+        .into_iter()
+        .chain(overdue)
+        .flat_map(move |process| holding(&view.pauses, Loop::of(process), provider, now))
 }
 
 fn ladder(recovery: &Recovery, policy: &Policy, now: Timestamp) -> String {

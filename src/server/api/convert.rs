@@ -8,6 +8,7 @@ use crate::bmdb::inspect::{HistoryLine, ProviderLine, SessionLine, WorkLine};
 use crate::bmdb::listing::Listed;
 use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName};
 use crate::model::time::Timestamp;
+use crate::model::waits::Wait;
 use crate::model::why::Why;
 use crate::proto::fleet::v1;
 
@@ -88,6 +89,7 @@ pub fn machine(listed: &Listed) -> v1::Machine {
         reason: line.reason.clone(),
         manufacturer: listed.manufacturer.clone(),
         product: listed.product.clone(),
+        labels: line.labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
     }
 }
 
@@ -123,6 +125,23 @@ pub fn lane(lane: &LaneView) -> v1::Lane {
         losses: lane.losses,
         not_before: lane.not_before.map(at),
         work: lane.work.as_ref().map(holder),
+        phase_index: lane.phase_index.clone(),
+        phase_since: Some(at(lane.phase_since)),
+        rules_version: lane.rules_version,
+        policy_version: lane.policy_version,
+    }
+}
+
+/// A process that waits.
+#[must_use]
+pub fn wait(wait: Wait) -> v1::Wait {
+    v1::Wait {
+        process: wait.process.to_owned(),
+        active: wait.active,
+        until: Some(at(wait.until)),
+        failures: wait.failures,
+        reason: wait.reason,
+        last_interval_seconds: wait.last_interval_seconds,
     }
 }
 

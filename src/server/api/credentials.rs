@@ -4,7 +4,6 @@ use secrecy::ExposeSecret as _;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::bmdb::audit::Order;
 use crate::bmdb::credential::{self, LONGEST_LIFE, NewCredential, check_name};
 use crate::bmdb::inspect;
 use crate::model::access::Scope;
@@ -14,7 +13,7 @@ use crate::proto::fleet::v1::credentials_server::Credentials;
 use crate::server::api::convert;
 use crate::server::api::door::{caller, role};
 use crate::server::api::fleet::drop_surplus;
-use crate::server::api::orders::{Said, answer};
+use crate::server::api::orders::{Said, answer, of_no_version};
 use crate::server::api::pages;
 use crate::server::api::refusal::{of_bmdb, wrong};
 use crate::server::api::site::Site;
@@ -105,14 +104,6 @@ impl Credentials for CredentialsService {
         let dry_run = order.dry_run;
         let carried = self.site.bmdb.revoke_credential(order, id).await.map_err(of_bmdb)?;
         Ok(Response::new(answer(None, dry_run, &carried)))
-    }
-}
-
-/// Refuses an order for a version: whoever gives it believes that it is looked at.
-fn of_no_version(order: Order) -> Result<Order, Status> {
-    match order.expected_version {
-        None => Ok(order),
-        Some(_) => Err(wrong("order.expected_version", "only a machine has a version; leave it out here")),
     }
 }
 

@@ -153,6 +153,7 @@ impl Door {
         if rule.needs == Needs::Nobody {
             return Ok(None);
         }
+        going_on(&self.stop)?;
         let credential = self.credential_of(headers, certificate).await?;
         let mut key = [0; 32];
         key[..16].copy_from_slice(credential.id.as_bytes());
@@ -208,6 +209,15 @@ impl Door {
             "this credential has expired; ask an admin for another one"
         }))
     }
+}
+
+/// Refuses what still comes in over a connection that is open while the server stops.
+fn going_on(stop: &CancellationToken) -> Result<(), Status> {
+    if stop.is_cancelled() {
+        let said = "this shepherd stops, and nothing was done; ask another one";
+        return Err(refused(Code::Unavailable, "STOPS", said));
+    }
+    Ok(())
 }
 
 const NOT_KNOWN: &str = "this credential is not known to this fleet; is it whole, and for this fleet?";
@@ -308,6 +318,16 @@ pub fn role(said: &str) -> Result<Role, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn call_to_a_server_that_stops_is_refused_in_words() {
+        let stop = CancellationToken::new();
+        going_on(&stop).unwrap();
+        stop.cancel();
+        let refused = going_on(&stop).unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "so that it is given again, elsewhere");
+        assert!(refused.message().contains("ask another one"), "{refused}");
+    }
 
     #[test]
     fn only_a_bearer_token_is_one() {

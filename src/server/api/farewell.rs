@@ -20,6 +20,8 @@ pub enum Farewell {
     AtOnce(Status),
     /// This is said after what waits to be read.
     AfterTheRest(Status),
+    /// What waits to be read is the rest, and all is well.
+    AllIsSaid,
 }
 
 /// What is said, and then how it ended.
@@ -63,6 +65,10 @@ impl<T> Stream for Telling<T> {
                     while this.said.try_recv().is_ok() {}
                 }
                 Ok(Farewell::AfterTheRest(status)) => this.ends_with(status),
+                Ok(Farewell::AllIsSaid) => {
+                    this.end = None;
+                    this.said.close();
+                }
                 Err(_) => {
                     this.ends_with(refused(Code::Internal, "INTERNAL", "this shepherd failed to go on"));
                 }
@@ -111,6 +117,11 @@ mod tests {
     async fn other_end_is_heard_after_what_waited() {
         let all = heard(Farewell::AfterTheRest(ended())).await;
         assert_eq!(all, [Ok(1), Ok(2), Err(Code::Unauthenticated)]);
+    }
+
+    #[tokio::test]
+    async fn good_end_is_the_end_of_what_waited() {
+        assert_eq!(heard(Farewell::AllIsSaid).await, [Ok(1), Ok(2)]);
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
+use crate::bmdb::inspect::WorkPlace;
 use crate::bmdb::{inspect, listing, waiting};
 use crate::model::process::Process;
 use crate::model::time::Timestamp;
@@ -38,20 +39,25 @@ impl Sessions for FleetService {
         &self,
         request: Request<v1::ListSessionsRequest>,
     ) -> Result<Response<v1::ListSessionsResponse>, Status> {
-        let size = pages::size(request.get_ref().page_size, 100, "page_size")?;
-        let (mut sessions, now) = self
-            .site
-            .looks
-            .look(move |tx| {
-                Box::pin(async move { Ok((inspect::sessions(tx, size + 1).await?, inspect::now(tx).await?)) })
-            })
-            .await
-            .map_err(of_bmdb)?;
+        let asked = request.into_inner();
+        let size = pages::size(asked.page_size, 100, "page_size")?;
+        let after = match pages::read("sessions", &asked.page_token)? {
+            None => Uuid::nil(),
+            Some(place) => Uuid::try_parse(&place).map_err(|_| pages::no_place("sessions"))?,
+        };
+        let look = self.site.looks.look(move |tx| {
+            Box::pin(
+                async move { Ok((inspect::sessions(tx, after, size + 1).await?, inspect::now(tx).await?)) },
+            )
+        });
+        let (mut sessions, now) = look.await.map_err(of_bmdb)?;
         let more = drop_surplus(&mut sessions, size);
+        let next = sessions.last().filter(|_| more).map(|line| line.session.to_string());
         Ok(Response::new(v1::ListSessionsResponse {
             sessions: sessions.into_iter().map(convert::session).collect(),
             more,
             at: Some(at(now)),
+            next_page_token: next.map_or_else(String::new, |place| pages::write("sessions", &place)),
         }))
     }
 }
@@ -62,20 +68,26 @@ impl Work for FleetService {
         &self,
         request: Request<v1::ListWorkRequest>,
     ) -> Result<Response<v1::ListWorkResponse>, Status> {
-        let size = pages::size(request.get_ref().page_size, 100, "page_size")?;
-        let (mut work, now) = self
-            .site
-            .looks
-            .look(move |tx| {
-                Box::pin(async move { Ok((inspect::work(tx, size + 1).await?, inspect::now(tx).await?)) })
+        let asked = request.into_inner();
+        let size = pages::size(asked.page_size, 100, "page_size")?;
+        let after = match pages::read("work", &asked.page_token)? {
+            None => None,
+            Some(place) => Some(read_item(&place).ok_or_else(|| pages::no_place("work"))?),
+        };
+        let look = self.site.looks.look(move |tx| {
+            let after = after.clone();
+            Box::pin(async move {
+                Ok((inspect::work(tx, after.as_ref(), size + 1).await?, inspect::now(tx).await?))
             })
-            .await
-            .map_err(of_bmdb)?;
+        });
+        let (mut work, now) = look.await.map_err(of_bmdb)?;
         let more = drop_surplus(&mut work, size);
+        let next = work.last().filter(|_| more).map(|line| write_item(&WorkPlace::of(line)));
         Ok(Response::new(v1::ListWorkResponse {
             work: work.iter().map(convert::work).collect(),
             more,
             at: Some(at(now)),
+            next_page_token: next.map_or_else(String::new, |place| pages::write("work", &place)),
         }))
     }
 }
@@ -270,9 +282,32 @@ pub(super) fn read_moment(place: &str) -> Option<(Timestamp, Uuid)> {
     Some((DateTime::from_timestamp_micros(at)?, Uuid::try_parse(id).ok()?))
 }
 
+/// A place in the list of live work.
+fn write_item(place: &WorkPlace) -> String {
+    format!("{} {}", write_moment(place.since, place.machine), place.lane)
+}
+
+/// Reads what [`write_item`] wrote.
+fn read_item(text: &str) -> Option<WorkPlace> {
+    let (moment, lane) = text.rsplit_once(' ')?;
+    let (since, machine) = read_moment(moment)?;
+    let lane = Some(lane).filter(|lane| !lane.chars().any(char::is_control))?;
+    Some(WorkPlace { since, machine, lane: lane.to_owned() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn place_in_the_work_reads_back() {
+        let since = "2026-11-20T18:00:00.123456Z".parse().unwrap();
+        let place = WorkPlace { since, machine: Uuid::from_u128(7), lane: "access".to_owned() };
+        assert_eq!(read_item(&write_item(&place)), Some(place));
+        for odd in ["", "access", "1 access", "1 00000000-0000-0000-0000-000000000007 a\0"] {
+            assert_eq!(read_item(odd), None, "{odd}");
+        }
+    }
 
     #[test]
     fn place_by_time_reads_back() {

@@ -2,25 +2,30 @@
 
 use std::collections::HashMap;
 
+use chrono::DateTime;
 use tonic::{Request, Response, Status};
 
 use crate::bmdb::action::{self, Done, Until, by};
 use crate::bmdb::audit::{self, Carried};
+use crate::bmdb::each::Each;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::find::id_of;
-use crate::bmdb::inspect;
+use crate::bmdb::inspect::{self, HistoryPlace};
 use crate::bmdb::listing::{self, Cursor, Enough, Filter};
 use crate::bmdb::tags::tags;
 use crate::bmdb::work::Decision;
-use crate::model::facts::{HoldScope, MachineFacts};
+use crate::model::label::Wanted;
 use crate::model::machine_view::MachineName;
 use crate::model::phase::{Phase, phase_of};
-use crate::model::time::Timestamp;
+use crate::model::waits::{backoffs, postponements};
 use crate::model::why::explain;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_server::Machines;
 use crate::server::api::convert::{self, at, moment};
+use crate::server::api::describe;
 use crate::server::api::door::caller;
+use crate::server::api::fleet::drop_surplus;
+use crate::server::api::many::{after_of, labelling, scope_of};
 use crate::server::api::orders::{Said, answer};
 use crate::server::api::pages;
 use crate::server::api::refusal::{of_bmdb, wrong};
@@ -30,6 +35,8 @@ use crate::server::api::watch;
 
 /// Machines that a page of a list looks at, about: with any filter, it costs no more than that.
 pub const LOOKED_AT: usize = 4000;
+/// Most lines of a history that one moment can have.
+const MOST_AT_ONCE: i64 = 100_000;
 /// Most values of one filter.
 const FILTER_VALUES: usize = 50;
 
@@ -110,9 +117,18 @@ impl Machines for MachinesService {
                 .map(|tag| (tag.table, convert::structure(&tag.row)))
                 .collect::<HashMap<_, _>>(),
             schedule: view.lanes.iter().map(convert::lane).collect(),
-            backoffs: backoffs(facts, now),
-            postponements: postponements(facts, now),
+            backoffs: backoffs(facts, now).into_iter().map(convert::wait).collect(),
+            postponements: postponements(facts, now).into_iter().map(convert::wait).collect(),
         }))
+    }
+
+    async fn describe(
+        &self,
+        request: Request<v1::DescribeMachineRequest>,
+    ) -> Result<Response<v1::DescribeMachineResponse>, Status> {
+        let caller = caller(&request)?;
+        let name = self.site.find(&caller, &request.get_ref().machine).await?;
+        Ok(Response::new(describe::describe(&self.site, &name).await?))
     }
 
     async fn why(&self, request: Request<v1::WhyRequest>) -> Result<Response<v1::WhyResponse>, Status> {
@@ -129,21 +145,26 @@ impl Machines for MachinesService {
         let caller = caller(&request)?;
         let asked = request.into_inner();
         let limit = pages::size(asked.limit, 50, "limit")?;
+        let after = match pages::read("events", &asked.page_token)? {
+            None => None,
+            Some(place) => Some(read_place(&place).ok_or_else(|| pages::no_place("events"))?),
+        };
         let name = self.site.find(&caller, &asked.machine).await?;
         let id = id_of(&name);
         let mut events = self
             .site
             .looks
-            .look(move |tx| Box::pin(async move { inspect::history(tx, id, limit + 1).await }))
+            .look(move |tx| Box::pin(async move { inspect::history(tx, id, after, limit + 1).await }))
             .await
             .map_err(of_bmdb)?;
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let more = events.len() > limit;
-        events.truncate(limit);
+        let more = drop_surplus(&mut events, limit);
+        let next = HistoryPlace::after(after, &events).filter(|_| more);
         Ok(Response::new(v1::TimelineResponse {
             name: Some(convert::name(&name)),
             events: events.into_iter().map(convert::event).collect(),
             more,
+            next_page_token: next
+                .map_or_else(String::new, |place| pages::write("events", &write_place(place))),
         }))
     }
 
@@ -160,20 +181,13 @@ impl Machines for MachinesService {
 
     async fn hold(&self, request: Request<v1::HoldRequest>) -> Result<Response<v1::OrderResponse>, Status> {
         let asked = request.get_ref();
-        let scope = match asked.scope.as_str() {
-            "" => HoldScope::Everything,
-            said => HoldScope::ALL.into_iter().find(|scope| scope.as_str() == said).ok_or_else(|| {
-                wrong("scope", format!("{said:?} is no scope of a hold; write everything, power or recovery"))
-            })?,
-        };
+        let scope = scope_of(&asked.scope)?;
         let until = match &asked.until {
             None => None,
             Some(v1::hold_request::Until::At(said)) => Some(Until::At(
                 moment(*said).ok_or_else(|| wrong("at", "the hold is to end at a moment that is none"))?,
             )),
-            Some(v1::hold_request::Until::After(said)) => Some(Until::After(said.parse().map_err(|_| {
-                wrong("after", format!("{said:?} is no length of time; write for example 2h, 30m or 1d"))
-            })?)),
+            Some(v1::hold_request::Until::After(said)) => Some(after_of(said)?),
         };
         let said = Said { rpc: HOLD, request: asked, order: asked.order.as_ref() };
         let (who, reason) = who_and_why(&request, asked.order.as_ref())?;
@@ -204,6 +218,23 @@ impl Machines for MachinesService {
         let (who, reason) = who_and_why(&request, asked.order.as_ref())?;
         let by = by(&who, Some(&reason));
         self.order(&request, &asked.machine, said, move |snapshot| action::retry(&snapshot.facts, &by)).await
+    }
+
+    async fn quarantine(
+        &self,
+        request: Request<v1::QuarantineRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let asked = request.get_ref();
+        let said = Said { rpc: QUARANTINE, request: asked, order: asked.order.as_ref() };
+        self.order_each(&request, &asked.machine, said, Each::Quarantine).await
+    }
+
+    async fn label(&self, request: Request<v1::LabelRequest>) -> Result<Response<v1::OrderResponse>, Status> {
+        let asked = request.get_ref();
+        let set = asked.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let each = labelling(set, asked.remove.clone())?;
+        let said = Said { rpc: LABEL, request: asked, order: asked.order.as_ref() };
+        self.order_each(&request, &asked.machine, said, each).await
     }
 
     async fn allow_host_key(
@@ -245,6 +276,8 @@ impl Machines for MachinesService {
 const HOLD: &str = "shepherd.fleet.v1.Machines/Hold";
 const RELEASE: &str = "shepherd.fleet.v1.Machines/Release";
 const RETRY: &str = "shepherd.fleet.v1.Machines/Retry";
+const QUARANTINE: &str = "shepherd.fleet.v1.Machines/Quarantine";
+const LABEL: &str = "shepherd.fleet.v1.Machines/Label";
 const ALLOW_HOST_KEY: &str = "shepherd.fleet.v1.Machines/AllowHostKey";
 
 impl MachinesService {
@@ -258,6 +291,22 @@ impl MachinesService {
             })
             .await
             .map_err(of_bmdb)
+    }
+
+    /// Carries out an order that may be given about many machines, about the one that `text` names.
+    async fn order_each<M: prost::Message>(
+        &self,
+        request: &Request<M>,
+        text: &str,
+        said: Said<'_, M>,
+        each: Each,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(request)?;
+        let name = self.site.find(&caller, text).await?;
+        let order = said.read(&caller, name.short())?;
+        let (dry_run, who) = (order.dry_run, caller.credential().name.clone());
+        let carried = self.site.bmdb.order_each(order, id_of(&name), each, who).await.map_err(of_bmdb)?;
+        Ok(Response::new(answer(Some(&name), dry_run, &carried)))
     }
 
     /// Carries out an order about the machine that `text` names.
@@ -287,8 +336,22 @@ pub(crate) fn who_and_why<M>(
     Ok((who, order.map(|order| order.reason.trim().to_owned()).unwrap_or_default()))
 }
 
+/// A place in a history: its moment, and how many lines of that were told.
+fn write_place(place: HistoryPlace) -> String {
+    format!("{} {}", place.at.timestamp_micros(), place.told)
+}
+
+/// Reads what [`write_place`] wrote.
+fn read_place(text: &str) -> Option<HistoryPlace> {
+    let (at, told) = text.split_once(' ')?;
+    // Nothing that is kept is older, and a statement passes over no more lines than a moment can have.
+    let at: i64 = at.parse().ok().filter(|at| *at >= 0)?;
+    let told = told.parse().ok().filter(|told| (1..=MOST_AT_ONCE).contains(told))?;
+    Some(HistoryPlace { at: DateTime::from_timestamp_micros(at)?, told })
+}
+
 /// The filter that a request means.
-fn filter_of(asked: Option<v1::MachineFilter>) -> Result<Filter, Status> {
+pub(super) fn filter_of(asked: Option<v1::MachineFilter>) -> Result<Filter, Status> {
     let asked = asked.unwrap_or_default();
     for phase in &asked.phases {
         if !Phase::ALL.iter().any(|known| known.as_str().eq_ignore_ascii_case(phase)) {
@@ -296,7 +359,12 @@ fn filter_of(asked: Option<v1::MachineFilter>) -> Result<Filter, Status> {
             return Err(wrong("filter.phases", format!("{phase:?} is no phase; there are {known}")));
         }
     }
+    if asked.labels.len() > FILTER_VALUES {
+        return Err(wrong("filter", format!("one of the filters has more than {FILTER_VALUES} values")));
+    }
+    let labels = asked.labels.iter().map(|text| Wanted::read(text)).collect::<Result<_, _>>();
     let filter = Filter {
+        labels: labels.map_err(|said| wrong("filter.labels", said))?,
         phases: asked.phases,
         providers: asked.providers,
         locations: asked.locations,
@@ -330,26 +398,16 @@ fn is_tag(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
 
-fn backoffs(facts: &MachineFacts, now: Timestamp) -> Vec<v1::Wait> {
-    let wait =
-        |(process, fact): (&crate::model::process::Process, &crate::model::backoff::BackoffFact)| v1::Wait {
-            process: process.as_str().to_owned(),
-            active: fact.until > now,
-            until: Some(at(fact.until)),
-            failures: Some(fact.failures),
-            reason: fact.cause.clone(),
-        };
-    facts.backoffs.iter().map(wait).collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn postponements(facts: &MachineFacts, now: Timestamp) -> Vec<v1::Wait> {
-    let wait =
-        |(process, fact): (&crate::model::process::Process, &crate::model::facts::Postponement)| v1::Wait {
-            process: process.as_str().to_owned(),
-            active: fact.until > now,
-            until: Some(at(fact.until)),
-            failures: None,
-            reason: format!("{} ({})", fact.reason, fact.decided_at),
-        };
-    facts.postponements.iter().map(wait).collect()
+    #[test]
+    fn place_in_a_history_reads_back() {
+        let place = HistoryPlace { at: "2026-11-20T18:00:00.123456Z".parse().unwrap(), told: 3 };
+        assert_eq!(read_place(&write_place(place)), Some(place));
+        for odd in ["", "1", "1 x", "1 0", "1 -1", "-1 1", "1 100001", "9223372036854775807 1"] {
+            assert_eq!(read_place(odd), None, "{odd}");
+        }
+    }
 }

@@ -10,6 +10,7 @@
 //! * [`machines`], [`fleet`], [`credentials`], [`audits`]: the services. They read through
 //!   [`Looks`](crate::bmdb::look::Looks), a capped pool of their own, and order through
 //!   [`Bmdb::order_machine`](crate::bmdb::connection::Bmdb::order_machine), which writes the audit.
+//! * [`outlook`], [`describe`]: what is computed of all machines, told in pieces by [`whole`]; and all of one.
 //! * [`watch`]: streams, which end with the credential they were opened with; [`farewell`] and [`watches`]: how
 //!   they end, and how many there may be.
 //! * [`openapi`]: the same descriptors as an OpenAPI document.
@@ -20,20 +21,25 @@
 //!
 //! Nothing is decided here that the engine does not decide for itself. A caller costs a connection of a
 //! bounded number, calls of a bounded rate, watches of a bounded number, and looks at the database of a
-//! bounded length; a list is a page, and a page looks at a bounded number of machines. Whoever has no
+//! bounded length; a list is a page, and a page looks at a bounded number of machines. What looks at all of
+//! them is done for a bounded number of callers at once. Whoever has no
 //! credential is refused by the headers of his call, and nothing more of it is read.
 
 pub mod access;
 pub mod audits;
 pub mod convert;
 pub mod credentials;
+pub mod describe;
 pub mod door;
 pub mod farewell;
 pub mod fleet;
 pub mod listener;
+pub mod loops;
 pub mod machines;
+pub mod many;
 pub mod openapi;
 pub mod orders;
+pub mod outlook;
 pub mod pages;
 pub mod refusal;
 pub mod retiring;
@@ -43,3 +49,4 @@ pub mod texts;
 pub mod transcode;
 pub mod watch;
 pub mod watches;
+pub mod whole;

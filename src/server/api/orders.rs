@@ -61,6 +61,14 @@ impl<M: Message> Said<'_, M> {
     }
 }
 
+/// Refuses an order for a version: whoever gives it believes that it is looked at.
+pub fn of_no_version(order: audit::Order) -> Result<audit::Order, Status> {
+    match order.expected_version {
+        None => Ok(order),
+        Some(_) => Err(wrong("order.expected_version", "only a machine has a version; leave it out here")),
+    }
+}
+
 /// What became of an order.
 #[must_use]
 pub fn answer(about: Option<&MachineName>, dry_run: bool, carried: &Carried) -> v1::OrderResponse {

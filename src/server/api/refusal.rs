@@ -67,13 +67,19 @@ pub fn of_bmdb(error: BmdbError) -> Status {
         }
         _ if error.is_transient() => {
             tracing::debug!(%error, "the API could not ask the BMDB");
-            again("the BMDB does not answer, or is too busy; try again in a moment")
+            away()
         }
         _ => {
             tracing::error!(%error, "the API failed");
             refused(Code::Internal, "INTERNAL", "this shepherd failed to answer; its log says why")
         }
     }
+}
+
+/// What the database could not be asked, where nothing was ordered.
+#[must_use]
+pub fn away() -> Status {
+    again("the BMDB does not answer, or is too busy; try again in a moment")
 }
 
 fn again(said: &str) -> Status {

@@ -37,7 +37,11 @@ use crate::proto::fleet::DESCRIPTORS;
 use crate::proto::fleet::v1::audit_server::AuditServer;
 use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
 use crate::proto::fleet::v1::credentials_server::CredentialsServer;
+use crate::proto::fleet::v1::issues_server::IssuesServer;
+use crate::proto::fleet::v1::loops_server::LoopsServer;
 use crate::proto::fleet::v1::machines_server::MachinesServer;
+use crate::proto::fleet::v1::orders_server::OrdersServer;
+use crate::proto::fleet::v1::plan_server::PlanServer;
 use crate::proto::fleet::v1::policy_server::PolicyServer;
 use crate::proto::fleet::v1::providers_server::ProvidersServer;
 use crate::proto::fleet::v1::schedule_server::ScheduleServer;
@@ -49,11 +53,15 @@ use crate::server::api::credentials::CredentialsService;
 use crate::server::api::door::{ApiRates, Door, guard};
 use crate::server::api::fleet::FleetService;
 use crate::server::api::listener::{ApiStream, accept};
+use crate::server::api::loops::LoopsService;
 use crate::server::api::machines::MachinesService;
+use crate::server::api::many::OrdersService;
 use crate::server::api::openapi;
+use crate::server::api::outlook::OutlookService;
 use crate::server::api::site::Site;
 use crate::server::api::transcode::{self, REQUEST_LIMIT, Transcoder};
 use crate::server::api::watches::Watches;
+use crate::server::api::whole::Whole;
 use crate::server::callback_server::host_of;
 use crate::server::certificate::{Certificate, CertificateSource, RenewalClock, ends_of};
 use crate::server::error::ServerError;
@@ -199,6 +207,7 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
     };
     let (reporter, health) = health_reporter();
     let fleet = FleetService { site: site.clone() };
+    let outlook = OutlookService { whole: Whole::new(site.clone()) };
     let door = site.door.clone();
     let grpc = Routes::new(health)
         .add_service(reflection().build_v1().map_err(unreadable)?)
@@ -214,9 +223,17 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         .add_service(ProvidersServer::new(fleet.clone()).max_decoding_message_size(REQUEST_LIMIT))
         .add_service(PolicyServer::new(fleet.clone()).max_decoding_message_size(REQUEST_LIMIT))
         .add_service(StatisticsServer::new(fleet).max_decoding_message_size(REQUEST_LIMIT))
+        .add_service(PlanServer::new(outlook.clone()).max_decoding_message_size(REQUEST_LIMIT))
+        .add_service(IssuesServer::new(outlook).max_decoding_message_size(REQUEST_LIMIT))
         .add_service(
             CredentialsServer::new(CredentialsService { site: site.clone() })
                 .max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            LoopsServer::new(LoopsService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            OrdersServer::new(OrdersService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(AuditServer::new(AuditService { site }).max_decoding_message_size(REQUEST_LIMIT))
         .prepare()

@@ -134,7 +134,7 @@ pub fn start(
 }
 
 /// Waits until a credential is good no more, or may not be for all anybody knows.
-async fn credential_ends(site: &Site, credential: Uuid) -> End {
+pub(super) async fn credential_ends(site: &Site, credential: Uuid) -> End {
     // It passed the door.
     let mut good_at = Instant::now();
     loop {
@@ -142,7 +142,7 @@ async fn credential_ends(site: &Site, credential: Uuid) -> End {
         let asked_at = Instant::now();
         let answer = tokio::time::timeout_at(good_at + UNSURE, site.door.is_good(credential)).await;
         let answer = answer.unwrap_or_else(|_| {
-            let said = "it could not be found out for too long whether the credential of this watch is still \
+            let said = "it could not be found out for too long whether the credential of this stream is still \
                         good; resume in a moment, or at another shepherd";
             Err(refused(Code::Unavailable, "TRY_AGAIN", said))
         });
@@ -160,7 +160,7 @@ fn verdict(answer: Result<bool, Status>, unsure_for: Duration) -> Option<Status>
     match answer {
         Ok(true) => None,
         Ok(false) => {
-            let said = "the credential of this watch was revoked, or has expired";
+            let said = "the credential of this stream was revoked, or has expired";
             Some(refused(Code::Unauthenticated, "NO_CREDENTIAL", said))
         }
         Err(status) if may_pass(status.code(), unsure_for, UNSURE) => None,
@@ -174,7 +174,7 @@ fn may_pass(code: Code, lasted: Duration, patience: Duration) -> bool {
 }
 
 /// Puts a message where whoever listens reads it, if there is room in time.
-async fn hand_over<T>(tell: &mpsc::Sender<T>, said: T, within: Duration) -> Result<(), End> {
+pub(super) async fn hand_over<T>(tell: &mpsc::Sender<T>, said: T, within: Duration) -> Result<(), End> {
     match tell.send_timeout(said, within).await {
         Ok(()) => Ok(()),
         Err(SendTimeoutError::Closed(_)) => Err(End::Gone),
@@ -189,9 +189,9 @@ async fn hand_over<T>(tell: &mpsc::Sender<T>, said: T, within: Duration) -> Resu
     }
 }
 
-/// Why a watch is over.
+/// Why a watch, or another stream, is over.
 #[derive(Debug)]
-enum End {
+pub(super) enum End {
     /// Nobody listens.
     Gone,
     /// This is said last.

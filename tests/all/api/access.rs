@@ -18,11 +18,12 @@ use tonic::transport::Identity;
 use uuid::Uuid;
 
 use crate::api::{Api, key_in, order};
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 use crate::harness::postgres::TestDatabase;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_role_tries_every_call() -> anyhow::Result<()> {
+async fn every_role_tries_every_call() -> TestResult {
     let api = Api::start("api_roles").await?;
     let keys = [
         (None, None),
@@ -55,11 +56,11 @@ async fn every_role_tries_every_call() -> anyhow::Result<()> {
     }
     assert!(tried >= 80, "only {tried} were tried");
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 0, "nothing was ordered");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn expired_revoked_foreign_and_odd_credentials_are_refused() -> anyhow::Result<()> {
+async fn expired_revoked_foreign_and_odd_credentials_are_refused() -> TestResult {
     let api = Api::start("api_credentials").await?;
     let (admin, short) =
         (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], Some(Span::hours(1))).await?);
@@ -92,11 +93,11 @@ async fn expired_revoked_foreign_and_odd_credentials_are_refused() -> anyhow::Re
     let body = json!({ "credential": admin.id, "order": order("left, too", "2") });
     api.call(Some(&admin.token), "Credentials/Revoke", body).await?.ok()?;
     assert_eq!(who(&admin.token).await?.code, 401, "a revoked credential is good for no next call");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn token_is_said_once_and_kept_nowhere() -> anyhow::Result<()> {
+async fn token_is_said_once_and_kept_nowhere() -> TestResult {
     let api = Api::start("api_token_once").await?;
     let admin = api.key(Role::Admin, &[], None).await?;
     let body = json!({ "name": "kim", "role": "operator", "expiresAfter": "90d", "order": order("kim is new", "kim-1") });
@@ -126,11 +127,11 @@ async fn token_is_said_once_and_kept_nowhere() -> anyhow::Result<()> {
     assert!(kept.contains("kim") && !kept.contains(&secret), "the database has the secret");
     let listed = api.call(Some(&admin.token), "Credentials/List", json!({})).await?.ok()?;
     assert!(!listed.to_string().contains(&secret));
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn credential_for_a_provider_reaches_its_machines_only() -> anyhow::Result<()> {
+async fn credential_for_a_provider_reaches_its_machines_only() -> TestResult {
     let api = Api::start("api_scope").await?;
     let ours = provided(&api.pool).await?;
     let theirs = provided(&api.pool).await?;
@@ -161,7 +162,7 @@ async fn credential_for_a_provider_reaches_its_machines_only() -> anyhow::Result
     for rpc in ["Sessions/List", "Credentials/List", "Audit/List", "Policy/Get"] {
         assert_eq!(api.call(Some(&key.token), rpc, json!({})).await?.code, 403, "{rpc}");
     }
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 /// A machine with an id and names of the test's choice.
@@ -191,7 +192,7 @@ async fn stands(pool: &PgPool, id: &str, provider: &str, provider_id: &str) -> a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn machines_of_other_providers_change_no_answer() -> anyhow::Result<()> {
+async fn machines_of_other_providers_change_no_answer() -> TestResult {
     const OURS: &str = "10000000-0000-4000-8000-0000000000ff";
     let api = Api::start("api_scope_names").await?;
     stands(&api.pool, OURS, "rack", "one").await?;
@@ -243,11 +244,11 @@ async fn machines_of_other_providers_change_no_answer() -> anyhow::Result<()> {
     let everybodys = api.key(Role::Viewer, &[], None).await?;
     let ambiguous = api.call(Some(&everybodys.token), "Machines/Get", json!({ "machine": "one" })).await?;
     assert_eq!(ambiguous.code, 404, "whoever reaches both must say which: {ambiguous:?}");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_page_of_somebody_else_can_send_is_no_call() -> anyhow::Result<()> {
+async fn what_a_page_of_somebody_else_can_send_is_no_call() -> TestResult {
     let api = Api::start("api_content_type").await?;
     let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
     let order = v1::Order { reason: "r".into(), idempotency_key: "k".into(), ..Default::default() };
@@ -273,11 +274,11 @@ async fn what_a_page_of_somebody_else_can_send_is_no_call() -> anyhow::Result<()
         let held = api.count("SELECT count(*) FROM machine_hold").await?;
         assert_eq!(held, holds, "{content_type:?}");
     }
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pinned_client_certificate_is_a_credential() -> anyhow::Result<()> {
+async fn pinned_client_certificate_is_a_credential() -> TestResult {
     let api = Api::start("api_certificate").await?;
     let admin = api.key(Role::Admin, &[], None).await?;
     let key = KeyPair::generate_for(&PKCS_ED25519)?;
@@ -299,11 +300,11 @@ async fn pinned_client_certificate_is_a_credential() -> anyhow::Result<()> {
     let body = json!({ "credential": made["credential"]["credential"], "order": order("over", "2") });
     api.call(Some(&admin.token), "Credentials/Revoke", body).await?.ok()?;
     assert!(client.who_am_i(WhoAmIRequest {}).await.is_err(), "on the connection it was good on");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> anyhow::Result<()> {
+async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> TestResult {
     let api = Api::start("api_pinned_twice").await?;
     let admin = api.key(Role::Admin, &[], None).await?;
     let create = async |order: serde_json::Value| {
@@ -332,11 +333,11 @@ async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> anyhow::Result<(
     assert_eq!(would["changed"], false);
     let said = create(dry()).await?["order"]["said"].as_str().context("a sentence")?.to_owned();
     assert!(said.contains("that is over"), "{said}");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn body_is_not_read_of_whoever_has_no_credential() -> anyhow::Result<()> {
+async fn body_is_not_read_of_whoever_has_no_credential() -> TestResult {
     let api = Api::start("api_endless").await?;
     // A body that never ends: whoever waits for it answers late, and otherwise.
     let begun = futures::stream::iter([Ok::<_, std::io::Error>("{")]);
@@ -360,11 +361,11 @@ async fn body_is_not_read_of_whoever_has_no_credential() -> anyhow::Result<()> {
         .send()
         .await?;
     assert_eq!(long.status(), 400);
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_calls_too_often_is_told_to_wait() -> anyhow::Result<()> {
+async fn whoever_calls_too_often_is_told_to_wait() -> TestResult {
     let slow: shepherd::model::time::Rate = "1h,3".parse()?;
     let api = Api::start_with("api_rates", |settings| settings.rates.credential = slow).await?;
     let (busy, calm) = (api.key(Role::Viewer, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
@@ -374,11 +375,11 @@ async fn whoever_calls_too_often_is_told_to_wait() -> anyhow::Result<()> {
     }
     assert_eq!(codes, [200, 200, 200, 429, 429]);
     assert_eq!(api.call(Some(&calm.token), "Credentials/WhoAmI", json!({})).await?.code, 200, "others may");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_comes_from_one_address_is_counted() -> anyhow::Result<()> {
+async fn whatever_comes_from_one_address_is_counted() -> TestResult {
     let slow: shepherd::model::time::Rate = "1h,4".parse()?;
     let api = Api::start_with("api_source_rates", |settings| settings.rates.source = slow).await?;
     let mut codes = Vec::new();
@@ -391,5 +392,5 @@ async fn whatever_comes_from_one_address_is_counted() -> anyhow::Result<()> {
     let refused = api.http.get(api.url("/openapi.json")).send().await?;
     assert_eq!(refused.status(), 429);
     assert!(refused.headers().contains_key("retry-after"));
-    api.stop().await
+    Ok(api.stop().await?)
 }

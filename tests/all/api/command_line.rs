@@ -16,15 +16,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
 use crate::api::{Api, pem};
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::{provided, until};
 
-struct Operator<'a> {
-    api: &'a Api,
-    home: tempfile::TempDir,
+pub(super) struct Operator<'a> {
+    pub(super) api: &'a Api,
+    pub(super) home: tempfile::TempDir,
 }
 
 impl Operator<'_> {
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_shepherdctl"));
         command.args(arguments).stdin(Stdio::null());
         for name in ["SHEPHERD_BMDB_URL", "SHEPHERD_CONTEXT", "SHEPHERD_CONTEXTS", "XDG_CONFIG_HOME"] {
@@ -35,12 +36,17 @@ impl Operator<'_> {
     }
 
     /// Asks the current context's API.
-    fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
+    pub(super) fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
         told(&self.command(arguments).output()?)
     }
 
+    /// Asks the current context's API, without keeping anybody waiting for it.
+    pub(super) async fn asked(&self, arguments: &[&str]) -> anyhow::Result<Output> {
+        Ok(tokio::process::Command::from(self.command(arguments)).output().await?)
+    }
+
     /// Asks the database.
-    fn direct(&self, arguments: &[&str]) -> anyhow::Result<String> {
+    pub(super) fn direct(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let dialect = self.api.database.mode().dialect().as_str();
         let mut command = self.command(&[&["--direct", "--bmdb_dialect", dialect], arguments].concat());
         told(&command.env("SHEPHERD_BMDB_URL", self.api.database.url()).output()?)
@@ -51,7 +57,7 @@ impl Operator<'_> {
     }
 
     /// Lets the context `home` ask these servers.
-    fn reach(&self, servers: &[SocketAddr]) -> anyhow::Result<()> {
+    pub(super) fn reach(&self, servers: &[SocketAddr]) -> anyhow::Result<()> {
         let mut contexts = Contexts::read(&self.contexts())?;
         let home = contexts.contexts.get_mut("home").context("the context")?;
         home.servers = servers.iter().map(ToString::to_string).collect();
@@ -76,7 +82,7 @@ impl Operator<'_> {
         Ok(child.wait_with_output().await?)
     }
 
-    fn json(&self, arguments: &[&str]) -> anyhow::Result<Value> {
+    pub(super) fn json(&self, arguments: &[&str]) -> anyhow::Result<Value> {
         Ok(serde_json::from_str(&self.ask(&[arguments, &["-o", "json"]].concat())?)?)
     }
 }
@@ -162,13 +168,13 @@ fn speaks(mut records: &[u8]) -> bool {
     false
 }
 
-fn told(output: &Output) -> anyhow::Result<String> {
+pub(super) fn told(output: &Output) -> anyhow::Result<String> {
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout.clone())?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gives() -> anyhow::Result<()> {
+async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gives() -> TestResult {
     let api = Api::start("api_shepherdctl").await?;
     let machine = provided(&api.pool).await?.to_string();
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
@@ -184,6 +190,22 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     let again = kim.direct(&["tokens", "bootstrap", "--save_context", "home"]);
     assert!(again.is_err(), "a token is never written over");
 
+    let paused = kim.ask(&["loops", "pause", "updater", "--reason", "a new list", "--until", "2h"])?;
+    assert!(paused.starts_with("the updater is paused until "), "{paused}");
+    assert!(kim.ask(&["get", "loops"])?.contains("a new list"));
+    assert!(kim.ask(&["label", &machine, "--set", "row=7"])?.contains("is labelled row=7"));
+    assert!(kim.ask(&["get", "machines", "--label", "row=7"])?.contains("row=7"));
+    let unsure = kim.command(&["quarantine", "--label", "row=7", "--reason", "a fan"]).output()?;
+    let said = String::from_utf8(unsure.stderr)?;
+    assert!(unsure.status.code() == Some(2) && said.contains("give --yes_count 1"), "{said}");
+    let wrong =
+        kim.command(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "2"]).output()?;
+    assert!(String::from_utf8(wrong.stderr)?.contains("the filter means 1 machine, and 2 were expected"));
+    let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "1"])?;
+    assert!(done.contains("is quarantined until") && done.contains("1 machine: 1 changed"), "{done}");
+    let done = kim.direct(&["release", "--tag", "quarantine", "--quarantine", "--yes_count", "1"])?;
+    assert!(done.contains("is not quarantined any more"), "{done}");
+    assert!(kim.ask(&["unlabel", &machine, "--key", "row"])?.contains("has no label any more"));
     let held = kim.json(&["hold", &machine, "--reason", "a new disk", "--until", "2h"])?;
     assert_eq!(held["changed"], true);
     for arguments in [
@@ -191,6 +213,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
         &["get", "machines", "--phase", "New", "-o", "json"],
         &["get", "providers", "-o", "json"],
         &["get", "work"],
+        &["get", "loops", "-o", "json"],
         &["timeline", &machine, "-o", "json"],
         &["timeline", &machine],
         &["tokens", "get", "-o", "json"],
@@ -209,13 +232,14 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     }
     assert_eq!(through, straight);
     assert!(kim.ask(&["release", &machine])?.contains("is released"));
+    assert!(
+        kim.ask(&["loops", "resume", "updater"])?.starts_with("the updater is resumed (was paused by kim@")
+    );
     assert!(kim.ask(&["retry", &machine])?.contains("has no failures to forget"));
     let unknown = kim.command(&["why", "no-such"]).output()?;
     assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
-    assert!(
-        kim.command(&["describe", "machine", &machine]).output()?.status.code() == Some(2),
-        "it says so plainly"
-    );
+    let alone = kim.command(&["declare", "restored", "--reason", "r"]).output()?;
+    assert_eq!(alone.status.code(), Some(2), "it says so plainly: {alone:?}");
 
     let made = kim.json(&["tokens", "create", "lee", "--role", "viewer", "--reason", "lee is new"])?;
     let lees = made["token"].as_str().context("a token")?.to_owned();
@@ -226,12 +250,14 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     );
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
-    assert_eq!(orders, 5, "hold, release, retry, create, revoke");
-    api.stop().await
+    // Pause and resume; label and unlabel; of the quarantine a dry run, a refusal, its head and the machine;
+    // hold, release, retry, create, revoke.
+    assert_eq!(orders, 13);
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> anyhow::Result<()> {
+async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestResult {
     let api = Api::start("api_lost_answers").await?;
     let machine = provided(&api.pool).await?.to_string();
     let (another, stop_another) = api.another().await?;
@@ -267,11 +293,11 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> anyho
 
     stop_another.cancel();
     another.ended().await;
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> anyhow::Result<()> {
+async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     let api = Api::start("api_contexts").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let bootstrap = |name: &'static str| {
@@ -334,11 +360,11 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> anyhow::Result<(
     let untrusted = ask(&trusted)?;
     assert_eq!(untrusted.status.code(), Some(2), "{untrusted:?}");
     assert!(String::from_utf8(untrusted.stderr)?.contains("this host's own trust store is empty"));
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn credentials_are_listed_to_their_end_however_much_each_says() -> anyhow::Result<()> {
+async fn credentials_are_listed_to_their_end_however_much_each_says() -> TestResult {
     let api = Api::start("api_many_credentials").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
@@ -352,5 +378,5 @@ async fn credentials_are_listed_to_their_end_however_much_each_says() -> anyhow:
     assert_eq!(listed["credentials"].as_array().context("a list")?.len(), 121);
     assert_eq!(listed["more"], false);
     assert_eq!(kim.ask(&["tokens", "get"])?, kim.direct(&["tokens", "get"])?);
-    api.stop().await
+    Ok(api.stop().await?)
 }

@@ -18,10 +18,11 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
 use crate::api::{Api, order};
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_give_each_machine_once_under_any_filter() -> anyhow::Result<()> {
+async fn pages_give_each_machine_once_under_any_filter() -> TestResult {
     let api = Api::start("api_pages").await?;
     let operator = api.key(Role::Operator, &[], None).await?;
     let mut machines = Vec::new();
@@ -70,11 +71,11 @@ async fn pages_give_each_machine_once_under_any_filter() -> anyhow::Result<()> {
     ] {
         assert_eq!(api.call(Some(&operator.token), "Machines/List", body.clone()).await?.code, 400, "{body}");
     }
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_that_can_be_asked_is_answered() -> anyhow::Result<()> {
+async fn everything_that_can_be_asked_is_answered() -> TestResult {
     let api = Api::start("api_answers").await?;
     let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
     sqlx::query(
@@ -112,11 +113,11 @@ async fn everything_that_can_be_asked_is_answered() -> anyhow::Result<()> {
     api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
     ask("Machines/List", json!({})).await?;
     ask("Machines/Get", json!({ "machine": machine })).await?;
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_shepherd_gives_the_same_answer() -> anyhow::Result<()> {
+async fn every_shepherd_gives_the_same_answer() -> TestResult {
     let api = Api::start("api_two").await?;
     let (other, stop) = api.another().await?;
     let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
@@ -138,6 +139,7 @@ async fn every_shepherd_gives_the_same_answer() -> anyhow::Result<()> {
         ("Schedule/List", json!({ "process": "AgentStart" })),
         ("Backoffs/List", json!({})),
         ("Providers/List", json!({})),
+        ("Loops/List", json!({})),
         ("Policy/Get", json!({})),
         ("Statistics/Get", json!({})),
         ("Credentials/WhoAmI", json!({})),
@@ -158,11 +160,11 @@ async fn every_shepherd_gives_the_same_answer() -> anyhow::Result<()> {
     }
     stop.cancel();
     other.ended().await;
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_places_in_lists_are_refused_and_not_asked_of_the_database() -> anyhow::Result<()> {
+async fn odd_places_in_lists_are_refused_and_not_asked_of_the_database() -> TestResult {
     let api = Api::start("api_odd_places").await?;
     let admin = api.key(Role::Admin, &[], None).await?;
     let nil = uuid::Uuid::nil();
@@ -180,11 +182,11 @@ async fn odd_places_in_lists_are_refused_and_not_asked_of_the_database() -> anyh
         let refused = api.call(Some(&admin.token), "Machines/Why", json!({ "machine": machine })).await?;
         assert!([400, 404].contains(&refused.code), "{machine:?}: {refused:?}");
     }
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn contracts_and_health_are_told_to_anybody() -> anyhow::Result<()> {
+async fn contracts_and_health_are_told_to_anybody() -> TestResult {
     let api = Api::start("api_contracts").await?;
     let channel = api.channel(None).await?;
     let health =
@@ -199,7 +201,7 @@ async fn contracts_and_health_are_told_to_anybody() -> anyhow::Result<()> {
         .await?
         .into_inner();
     let told = told.next().await.context("an answer")??.message_response;
-    let Some(MessageResponse::ListServicesResponse(services)) = told else { anyhow::bail!("{told:?}") };
+    let Some(MessageResponse::ListServicesResponse(services)) = told else { panic!("{told:?}") };
     let names: Vec<String> = services.service.into_iter().map(|service| service.name).collect();
     assert!(names.contains(&"shepherd.fleet.v1.Machines".to_owned()), "{names:?}");
 
@@ -212,11 +214,11 @@ async fn contracts_and_health_are_told_to_anybody() -> anyhow::Result<()> {
     assert_eq!(plain.status(), 400, "what is not said to be JSON is not taken for it");
     let unknown = api.call(None, "Machines/Explode", json!({})).await?;
     assert_eq!(unknown.code, 404);
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_that_anybody_may_open_end_with_the_server() -> anyhow::Result<()> {
+async fn streams_that_anybody_may_open_end_with_the_server() -> TestResult {
     let api = Api::start("api_open_streams").await?;
     let channel = api.channel(None).await?;
     let whole = HealthCheckRequest { service: String::new() };
@@ -233,11 +235,11 @@ async fn streams_that_anybody_may_open_end_with_the_server() -> anyhow::Result<(
     api.stop.cancel();
     let end = told.next().await;
     assert!(end.is_none(), "it was cut off: {end:?}");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn look_that_takes_too_long_is_begun_anew() -> anyhow::Result<()> {
+async fn look_that_takes_too_long_is_begun_anew() -> TestResult {
     let api = Api::start("api_looks").await?;
     let looks = Looks::connect(&api.bmdb, 1).await?;
     let tried = AtomicUsize::new(0);
@@ -259,5 +261,5 @@ async fn look_that_takes_too_long_is_begun_anew() -> anyhow::Result<()> {
         .await?;
     assert_eq!(silence, "2500ms", "nor may a look say nothing for longer");
     looks.bmdb().close().await;
-    api.stop().await
+    Ok(api.stop().await?)
 }

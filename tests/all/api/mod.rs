@@ -34,6 +34,7 @@ mod access;
 mod command_line;
 mod lists;
 mod orders;
+mod same_answers;
 mod watch;
 
 /// A shepherd that only answers operators.
@@ -165,7 +166,10 @@ impl Api {
                 request = request.bearer_auth(token);
             }
             let response = request.send().await?;
-            let answer = Answer { code: response.status().as_u16(), json: response.json().await? };
+            let code = response.status().as_u16();
+            let streams = response.headers().get("content-type").is_some_and(|is| is == "text/event-stream");
+            let json = if streams { events_of(&response.text().await?)? } else { response.json().await? };
+            let answer = Answer { code, json };
             match answer.again_after() {
                 Some(delay) if answer.code == 503 && Instant::now() < end => tokio::time::sleep(delay).await,
                 _ => return Ok(answer),
@@ -203,6 +207,13 @@ impl Api {
     async fn count(&self, statement: &'static str) -> anyhow::Result<i64> {
         Ok(sqlx::query_scalar(statement).fetch_one(&self.pool).await?)
     }
+}
+
+/// The messages of a stream that has ended.
+fn events_of(text: &str) -> anyhow::Result<Value> {
+    let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events = events.map(|event| Ok(serde_json::from_str(event)?)).collect::<anyhow::Result<_>>()?;
+    Ok(Value::Array(events))
 }
 
 async fn key_in(bmdb: &Bmdb, role: Role, providers: &[&str], life: Option<Span>) -> anyhow::Result<Key> {

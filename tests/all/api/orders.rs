@@ -12,10 +12,11 @@ use shepherd::proto::fleet::DESCRIPTORS;
 use tokio::task::JoinSet;
 
 use crate::api::{Api, order};
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> anyhow::Result<()> {
+async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> TestResult {
     let api = Api::start("api_orders").await?;
     let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
     let hold =
@@ -56,11 +57,11 @@ async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> a
     assert!(actor.starts_with("admin's (token ") && actor.contains(&admin.id.to_string()), "{actor}");
     assert_eq!(audit["orders"][0]["before"]["hold"]["reason"], "a new disk");
     assert_eq!(audit["orders"][0]["after"], json!({}));
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dry_run_says_what_would_be_and_changes_nothing() -> anyhow::Result<()> {
+async fn dry_run_says_what_would_be_and_changes_nothing() -> TestResult {
     let api = Api::start("api_dry_run").await?;
     let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
     let state = "SELECT coalesce(sum(version), 0)::INT8 + (SELECT count(*) FROM machine_hold)
@@ -72,11 +73,11 @@ async fn dry_run_says_what_would_be_and_changes_nothing() -> anyhow::Result<()> 
     assert_eq!(dry["after"]["hold"]["reason"], "what if");
     assert_eq!(api.count(state).await?, before, "a dry run changed something");
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE dry_run").await?, 1, "but it is in the audit");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn same_order_given_many_times_at_once_is_carried_out_once() -> anyhow::Result<()> {
+async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult {
     let api = std::sync::Arc::new(Api::start("api_at_once").await?);
     let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
     let mut calls = JoinSet::new();
@@ -109,7 +110,7 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> anyhow::Re
     }
     assert_eq!(tokens, 1, "one of them is told the token");
     assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE name = 'kim'").await?, 1);
-    std::sync::Arc::into_inner(api).context("every caller has heard its answer")?.stop().await
+    Ok(std::sync::Arc::into_inner(api).context("every caller has heard its answer")?.stop().await?)
 }
 
 /// A request of this call that can be carried out.
@@ -118,6 +119,11 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Machines/Hold" | "Machines/Release" | "Machines/Retry" | "Machines/CancelRetire" => {
             json!({ "machine": machine })
         }
+        "Machines/Quarantine" => json!({ "machine": machine }),
+        "Machines/Label" => json!({ "machine": machine, "set": { "row": "7" } }),
+        "Orders/Give" => {
+            json!({ "filter": { "tags": ["provided"] }, "machines": 1, "release": { "quarantine": true } })
+        }
         "Machines/Retire" => json!({ "machine": machine, "wipe": true }),
         "Machines/Waive" => {
             let known = format!("rack/{machine} is not wiped");
@@ -125,6 +131,8 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         }
         "Machines/AllowHostKey" => json!({ "machine": machine, "fingerprint": key(2).fingerprint() }),
         "Credentials/Create" => json!({ "name": "kim", "role": "viewer" }),
+        "Loops/Pause" => json!({ "name": "updater", "provider": "rack", "after": "2h" }),
+        "Loops/Resume" => json!({ "name": "updater" }),
         "Credentials/Revoke" => json!({ "credential": credential }),
         other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
     };
@@ -137,7 +145,7 @@ fn key(byte: u8) -> HostKey {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_call_that_takes_an_order_is_in_the_audit() -> anyhow::Result<()> {
+async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     let api = Api::start("api_audit").await?;
     let (admin, other) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
     let machine = provided(&api.pool).await?;
@@ -162,12 +170,12 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> anyhow::Result<()> 
             tried += 1;
         }
     }
-    assert!(tried >= 6, "only {tried} calls take an order");
-    api.stop().await
+    assert!(tried >= 11, "only {tried} calls take an order");
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> anyhow::Result<()> {
+async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> TestResult {
     let api = Api::start("api_version").await?;
     let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
     let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
@@ -190,11 +198,11 @@ async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> anyho
     let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
     let held = api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "2")).await?.ok()?;
     assert_eq!((&held["changed"], &held["repeated"]), (&json!(true), &json!(false)));
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_believed_and_what_is_revoked_is_in_the_audit_before_and_after() -> anyhow::Result<()> {
+async fn what_is_believed_and_what_is_revoked_is_in_the_audit_before_and_after() -> TestResult {
     let api = Api::start("api_before_after").await?;
     let (admin, other) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
     let machine = provided(&api.pool).await?;
@@ -222,7 +230,7 @@ async fn what_is_believed_and_what_is_revoked_is_in_the_audit_before_and_after()
     let gone = json!({ "credential": uuid::Uuid::nil(), "order": order("left", "s") });
     assert_eq!(api.call(Some(&admin.token), "Credentials/Revoke", gone).await?.code, 404);
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE outcome = 'refused'").await?, 2);
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 /// The machine shows this host key for the first time.
@@ -252,7 +260,7 @@ async fn change(api: &Api, machine: MachineId, change: FactChange) -> anyhow::Re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> anyhow::Result<()> {
+async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> TestResult {
     let api = Api::start("api_odd_orders").await?;
     let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
     for (field, body) in [
@@ -285,5 +293,5 @@ async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> any
     let nobody = json!({ "machine": "no-such", "order": order("r", "k") });
     assert_eq!(api.call(Some(&operator.token), "Machines/Hold", nobody).await?.code, 404);
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 0);
-    api.stop().await
+    Ok(api.stop().await?)
 }

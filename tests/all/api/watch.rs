@@ -13,6 +13,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
 use crate::api::{Api, Key, order};
+use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 use crate::harness::program::PATIENCE;
 
@@ -60,12 +61,12 @@ async fn next_machine(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credential() -> anyhow::Result<()> {
+async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credential() -> TestResult {
     let api = Api::start("api_watch").await?;
     let (admin, viewer) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
     let machine = provided(&api.pool).await?;
     let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
-    let Some(What::Machine(first)) = next(&mut stream).await??.what else { anyhow::bail!("not a machine") };
+    let Some(What::Machine(first)) = next(&mut stream).await??.what else { panic!("not a machine") };
     assert_eq!(first.name.context("a name")?.machine, machine.to_string());
     let quiet = next(&mut stream).await??;
     assert!(matches!(quiet.what, Some(What::Quiet(_))) && !quiet.resume.is_empty(), "{quiet:?}");
@@ -96,11 +97,11 @@ async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credentia
         };
         assert_eq!(end.code(), Code::Unauthenticated, "{end}");
     }
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_with_a_filter_tells_what_comes_and_goes() -> anyhow::Result<()> {
+async fn watch_with_a_filter_tells_what_comes_and_goes() -> TestResult {
     let api = Api::start("api_watch_filter").await?;
     let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
     let filter = MachineFilter { tags: vec!["hold".to_owned()], ..Default::default() };
@@ -114,11 +115,11 @@ async fn watch_with_a_filter_tells_what_comes_and_goes() -> anyhow::Result<()> {
     let release = json!({ "machine": machine, "order": order("r", "2") });
     api.call(Some(&operator.token), "Machines/Release", release).await?.ok()?;
     assert_eq!(next_machine(&mut stream).await?, (machine.to_string(), None));
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_goes_on_at_another_shepherd_when_its_own_stops() -> anyhow::Result<()> {
+async fn watch_goes_on_at_another_shepherd_when_its_own_stops() -> TestResult {
     let api = Api::start("api_watch_moves").await?;
     let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
     let still = provided(&api.pool).await?;
@@ -146,12 +147,11 @@ async fn watch_goes_on_at_another_shepherd_when_its_own_stops() -> anyhow::Resul
     let (told, reason) = next_machine(&mut stream).await?;
     assert_eq!(told, machine.to_string(), "and not {still}, which is as it was told");
     assert!(reason.context("a line")?.contains("held"));
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_not_reach()
--> anyhow::Result<()> {
+async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_not_reach() -> TestResult {
     let api = Api::start("api_watch_scope").await?;
     let admin = api.key(Role::Admin, &[], None).await?;
     let (ours, theirs) = (provided(&api.pool).await?, provided(&api.pool).await?);
@@ -184,11 +184,11 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
     api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
     let mut late = watch(&api, &viewer, WatchMachinesRequest { filter, resume }).await?;
     assert_eq!(next_machine(&mut late).await?, (ours.to_string(), None));
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watches_have_a_bound_and_none_goes_on_after_long() -> anyhow::Result<()> {
+async fn watches_have_a_bound_and_none_goes_on_after_long() -> TestResult {
     let api = Api::start_with("api_watch_bounds", |settings| settings.watches = 1).await?;
     let viewer = api.key(Role::Viewer, &[], None).await?;
     let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
@@ -201,7 +201,7 @@ async fn watches_have_a_bound_and_none_goes_on_after_long() -> anyhow::Result<()
         let request = WatchMachinesRequest { resume: resume.clone(), ..Default::default() };
         match watch_on(api.channel(None).await?, &viewer, request).await? {
             Ok(stream) => break stream,
-            Err(_) => anyhow::ensure!(std::time::Instant::now() < end, "the first watch never ends"),
+            Err(_) => assert!(std::time::Instant::now() < end, "the first watch never ends"),
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     };
@@ -213,16 +213,16 @@ async fn watches_have_a_bound_and_none_goes_on_after_long() -> anyhow::Result<()
         let request = WatchMachinesRequest { resume: resume.clone(), ..Default::default() };
         match watch_on(api.channel(None).await?, &viewer, request).await? {
             Ok(mut stream) => break next(&mut stream).await?.err().context("it goes on")?,
-            Err(_) => anyhow::ensure!(std::time::Instant::now() < end, "the first watch never ends"),
+            Err(_) => assert!(std::time::Instant::now() < end, "the first watch never ends"),
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     };
     assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_as_json_is_server_sent_events_and_the_server_ends_it_when_it_stops() -> anyhow::Result<()> {
+async fn watch_as_json_is_server_sent_events_and_the_server_ends_it_when_it_stops() -> TestResult {
     let api = Api::start("api_events").await?;
     let (viewer, machine) = (api.key(Role::Viewer, &[], None).await?, provided(&api.pool).await?);
     let response = api
@@ -248,11 +248,11 @@ async fn watch_as_json_is_server_sent_events_and_the_server_ends_it_when_it_stop
         text.push_str(std::str::from_utf8(&some?)?);
     }
     assert!(text.contains("event: error") && text.contains("resume at another one"), "{text}");
-    stopping.await?
+    Ok(stopping.await??)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heartbeat_that_puts_off_a_timer_is_no_change() -> anyhow::Result<()> {
+async fn heartbeat_that_puts_off_a_timer_is_no_change() -> TestResult {
     let api = Api::start("api_watch_timer").await?;
     let operator = api.key(Role::Operator, &[], None).await?;
     // Machines are told by their ids: what is wrongly told of the first one comes before the second.
@@ -279,11 +279,11 @@ async fn heartbeat_that_puts_off_a_timer_is_no_change() -> anyhow::Result<()> {
     let hold = json!({ "machine": held, "order": order("r", "k") });
     api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
     assert_eq!(next_machine(&mut stream).await?.0, held.to_string(), "and not {beats}, which is healthy");
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_credential_has_a_part_of_the_watches() -> anyhow::Result<()> {
+async fn one_credential_has_a_part_of_the_watches() -> TestResult {
     let api = Api::start_with("api_watch_share", |settings| settings.watches = 8).await?;
     let (greedy, other) = (api.key(Role::Viewer, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
     let mut streams = Vec::new();
@@ -298,11 +298,11 @@ async fn one_credential_has_a_part_of_the_watches() -> anyhow::Result<()> {
     for stream in &mut streams {
         assert!(matches!(next(stream).await??.what, Some(What::Quiet(_))));
     }
-    api.stop().await
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_outlasts_a_database_that_is_too_busy_for_a_while() -> anyhow::Result<()> {
+async fn watch_outlasts_a_database_that_is_too_busy_for_a_while() -> TestResult {
     let api = Api::start("api_watch_busy").await?;
     let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
     let mut stream = watch(&api, &operator, WatchMachinesRequest::default()).await?;
@@ -315,7 +315,7 @@ async fn watch_outlasts_a_database_that_is_too_busy_for_a_while() -> anyhow::Res
     let (mut given_up, end) = (BTreeSet::new(), std::time::Instant::now() + PATIENCE);
     // More of them than one look tries by itself (look.rs), so the watch looked again.
     while given_up.len() < 5 {
-        anyhow::ensure!(std::time::Instant::now() < end, "no look is tried again: {given_up:?}");
+        assert!(std::time::Instant::now() < end, "no look is tried again: {given_up:?}");
         let waiting: Vec<String> = sqlx::query_scalar(
             "SELECT xact_start::TEXT FROM pg_stat_activity WHERE datname = current_database()
              AND application_name LIKE '% api' AND wait_event_type = 'Lock'",
@@ -330,5 +330,5 @@ async fn watch_outlasts_a_database_that_is_too_busy_for_a_while() -> anyhow::Res
     let hold = json!({ "machine": machine, "order": order("r", "k") });
     api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
     assert_eq!(next_machine(&mut stream).await?.0, machine.to_string());
-    api.stop().await
+    Ok(api.stop().await?)
 }

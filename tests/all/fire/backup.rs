@@ -12,6 +12,7 @@ use shepherd::bmdb::postgres_programs;
 use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
 
 use crate::fire::{Form, count, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
 
 const FLAGS: [&str; 4] = [
@@ -236,9 +237,9 @@ async fn stranger_is_explained(fleet: &Fleet, shell: &Shell) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> Result<()> {
+async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> TestResult {
     let [dump, restore, declare] = &commands_of_the_document()[..] else {
-        anyhow::bail!("docs/backup.md has other commands than this test follows");
+        panic!("docs/backup.md has other commands than this test follows");
     };
     let site = Site::start("fire_backup", 12).await?;
     let (fleet, shell) = (&site.fleet, &site.shell);
@@ -292,16 +293,16 @@ async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> Result<()> 
     }
     let refused = shell.run("shepherdctl declare restored --reason 'too early'");
     let refused = refused.err().context("declared restored under a living shepherd")?.to_string();
-    ensure!(refused.contains("shepherds are working on this BMDB (process "), "{refused}");
+    assert!(refused.contains("shepherds are working on this BMDB (process "), "{refused}");
     end(fleet, hasty).await?;
     let since = &fleet.journal()?[before.len()..];
     let taken = accepted_fences(since);
-    ensure!(taken.is_empty(), "orders of a restored database were taken: {taken:?}");
+    assert!(taken.is_empty(), "orders of a restored database were taken: {taken:?}");
     // The one that reported was believed; the other one was asked, refused, and was believed then.
     assert_eq!((orders(since, struck), orders(since, mute)), (0, 1), "sent after {tries} tries");
 
     let declared = shell.run(declare)?;
-    ensure!(declared.starts_with("The fences of 12 machines are lifted by "), "{declared}");
+    assert!(declared.starts_with("The fences of 12 machines are lifted by "), "{declared}");
     let third = ready(fleet, "third", "12", &endpoints)?;
     fleet
         .until(
@@ -326,14 +327,14 @@ async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> Result<()> 
     assert_eq!(calls(&journal, "create"), created, "something was created twice");
     let fences = accepted_fences(&journal);
     for (machine, accepted) in &fences {
-        ensure!(accepted.is_sorted(), "{machine} accepted {accepted:?}");
+        assert!(accepted.is_sorted(), "{machine} accepted {accepted:?}");
     }
     for machine in [struck, mute] {
         let lifted = fences[machine].last().copied().unwrap_or(0);
-        ensure!(lifted > 100_000_000, "{machine} was helped with fence {lifted}");
+        assert!(lifted > 100_000_000, "{machine} was helped with fence {lifted}");
     }
     for line in &journal[before.len()..] {
-        ensure!(line["what"] != "power" && line["what"] != "reboot", "disturbed after restoring: {line}");
+        assert!(line["what"] != "power" && line["what"] != "reboot", "disturbed after restoring: {line}");
     }
     counted(
         "restored backup",
@@ -343,11 +344,11 @@ async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> Result<()> 
         ),
     )?;
     fleet.pool.close().await;
-    site.stop().await
+    Ok(site.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn second_database_on_the_same_machines_is_refused_with_words() -> Result<()> {
+async fn second_database_on_the_same_machines_is_refused_with_words() -> TestResult {
     let site = Site::start("fire_second", 6).await?;
     let fleet = &site.fleet;
     let owner = ready(fleet, "owner", "0", &[endpoint()?])?;
@@ -403,7 +404,7 @@ async fn second_database_on_the_same_machines_is_refused_with_words() -> Result<
         .await?;
     let reason: String =
         sqlx::query_scalar("SELECT reason FROM machine_needs_human LIMIT 1").fetch_one(&listed.pool).await?;
-    ensure!(reason.contains("belongs to bare metal database"), "{reason}");
+    assert!(reason.contains("belongs to bare metal database"), "{reason}");
     end(&listed, shepherd).await?;
 
     let journal = fleet.journal()?;
@@ -411,7 +412,7 @@ async fn second_database_on_the_same_machines_is_refused_with_words() -> Result<
     assert_eq!(accepted_fences(&journal), owners, "a machine took an order of another database");
     for line in &journal[before.len()..] {
         let disturbs = ["create", "power", "reboot"].iter().any(|what| line["what"] == *what);
-        ensure!(!disturbs, "somebody else's machine was disturbed: {line}");
+        assert!(!disturbs, "somebody else's machine was disturbed: {line}");
     }
     fleet.until("all are Ready", ALL_READY).await?;
     end(fleet, owner).await?;
@@ -421,5 +422,5 @@ async fn second_database_on_the_same_machines_is_refused_with_words() -> Result<
     )?;
     stranger.pool.close().await;
     listed.pool.close().await;
-    site.stop().await
+    Ok(site.stop().await?)
 }

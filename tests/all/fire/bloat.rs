@@ -14,9 +14,11 @@ use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::metrics::{ByTable, Metrics};
 use shepherd::bmdb::retention::TABLES;
+use shepherd::bmdb::sample::LEASE;
 use shepherd::bmdb::session::Sessions;
 use shepherd::manager::housekeeping;
 use shepherd::manager::metrics::{HousekeepingMetrics, ManagerMetrics};
+use shepherd::manager::sampler;
 use shepherd::model::ids::ProcessId;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
@@ -27,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bmdb_kit::{Kit, LONG, PATIENCE, Shepherd, until};
 use crate::fire::{Form, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, endpoint};
 
 /// What `Update` finds when nothing has changed.
@@ -57,8 +60,10 @@ struct Rates {
     retention_days: i64,
 }
 
-/// Sessions of each step: one closes in order, one is lost.
-const SESSIONS: i64 = 2;
+/// Sessions of each step: two close in order, one is lost.
+const SESSIONS: i64 = 3;
+/// How long counts of the fleet are kept, whatever the policy says of history.
+const SAMPLES_KEPT_DAYS: i64 = 30;
 
 impl Rates {
     fn cycles_a_day(&self) -> i64 {
@@ -79,8 +84,9 @@ impl Rates {
             "work" => SESSIONS,
             "work_backoff" | "work_postponed" => self.machines * 3,
             "fleet_listening" => 16,
-            // Three budgets and a provider's.
-            "named_lease" => 4,
+            // Four budgets, a provider's, and the one for counting.
+            "named_lease" => 6,
+            "fleet_sample" => self.steps * (SAMPLES_KEPT_DAYS + 1),
             "policy" | "bmdb_identity" | "provider_state" => 1,
             "sealed_secret" | "migration_lock" | "brake" => 2,
             "_sqlx_migrations" => 100,
@@ -98,7 +104,9 @@ impl Rates {
             "session" => self.steps * SESSIONS * 4,
             // A claim, both lanes written anew, a lease given back, and a sweep.
             "machine_due" => self.cycles_a_day() * 5,
-            "named_lease" => self.steps * 4,
+            "named_lease" => self.steps * 6,
+            // As many as are deleted.
+            "fleet_sample" => self.steps,
             "work" | "machine_provided" => self.cycles_a_day(),
             _ => 0,
         }
@@ -176,6 +184,19 @@ async fn create(bmdb: &Bmdb, leave_open: bool) -> Result<()> {
     Ok(())
 }
 
+/// Counts the fleet once, under a session of its own.
+async fn sample(shepherd: &Shepherd) -> Result<()> {
+    let session = shepherd.session().await?;
+    let (kind, name) = LEASE;
+    let lease = shepherd.bmdb.take_lease(&session, kind, name).await?.context("the lease is free")?;
+    let now = shepherd.bmdb.latest_sample(None).await?.now;
+    let counted = sampler::count(&shepherd.bmdb, &CancellationToken::new()).await?;
+    let counted = counted.context("it was stopped")?;
+    ensure!(shepherd.bmdb.store_sample(&lease, now, &counted).await?, "the minute has a count");
+    ensure!(shepherd.bmdb.give_back_lease(&lease).await?);
+    Ok(shepherd.sessions.close(&session, "counted").await?)
+}
+
 /// Counts every table and holds it against its bound. Says what was counted of those that time makes grow.
 async fn hold_against_bounds(kit: &Kit, rates: &Rates, day: i64) -> Result<String> {
     let mut connection = kit.pool.acquire().await?;
@@ -203,7 +224,7 @@ async fn hold_against_bounds(kit: &Kit, rates: &Rates, day: i64) -> Result<Strin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ninety_days_keep_every_table_within_its_bound() -> Result<()> {
+async fn ninety_days_keep_every_table_within_its_bound() -> TestResult {
     let form = Form::of_this_run();
     let rates = Rates { machines: form.pick(8, 40), steps: form.pick(2, 6), retention_days: 20 };
     let kit = Kit::new("fire_days").await?;
@@ -226,14 +247,15 @@ async fn ninety_days_keep_every_table_within_its_bound() -> Result<()> {
         for number in 0..rates.steps {
             cycles += work_on_all(&shepherd, &mut claimer, number == 0).await?;
             create(&shepherd.bmdb, day == 1 && number == 0).await?;
+            sample(&shepherd).await?;
             kit.bmdb.store_group((day * rates.steps + number) % 16, Arc::from([])).await?;
             kit.database.advance(step.0).await?;
             kit.bmdb.reap().await?;
-            ensure!(kit.sweep().await? == 0, "the schedule drifted on day {day}");
+            assert!(kit.sweep().await? == 0, "the schedule drifted on day {day}");
         }
         let before = kit.count(fences).await?;
         deleted += housekeeping::forget_once(&kit.bmdb, &house_metrics(), &CancellationToken::new()).await?;
-        ensure!(kit.count(fences).await? == before, "a fence went back");
+        assert!(kit.count(fences).await? == before, "a fence went back");
         let vacuum = format!("VACUUM {tables}");
         sqlx::raw_sql(AssertSqlSafe(vacuum)).execute(&mut maintenance).await?;
         if day % 30 == 0 {
@@ -241,9 +263,9 @@ async fn ninety_days_keep_every_table_within_its_bound() -> Result<()> {
         }
     }
     let most = rates.cycles_a_day() * 90;
-    ensure!(cycles * 10 >= most * 8, "{cycles} cycles of {most}: the days were idle");
-    ensure!(kit.bmdb.open_creations("rack").await?.len() == 1, "the open creation is gone");
-    ensure!(kit.count("SELECT sum(fence)::INT8 FROM machine_due").await? == cycles, "fences count claims");
+    assert!(cycles * 10 >= most * 8, "{cycles} cycles of {most}: the days were idle");
+    assert!(kit.bmdb.open_creations("rack").await?.len() == 1, "the open creation is gone");
+    assert!(kit.count("SELECT sum(fence)::INT8 FROM machine_due").await? == cycles, "fences count claims");
     for line in lines {
         counted("ninety days", line)?;
     }
@@ -251,11 +273,11 @@ async fn ninety_days_keep_every_table_within_its_bound() -> Result<()> {
         "ninety days",
         format!("{} machines, {cycles} work items, {deleted} rows deleted in batches", rates.machines),
     )?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_running_shepherd_deletes_what_its_policy_does_not_keep() -> Result<()> {
+async fn a_running_shepherd_deletes_what_its_policy_does_not_keep() -> TestResult {
     let fleet = Fleet::start("fire_retention", &["--machines", "2", "--boot_seconds", "0.2"]).await?;
     sqlx::raw_sql(
         "INSERT INTO history (machine_id, at, event)
@@ -269,12 +291,12 @@ async fn a_running_shepherd_deletes_what_its_policy_does_not_keep() -> Result<()
     let shepherd = fleet.shepherd("keeping", &[endpoint()?], &["--history_retention=30d"])?;
     fleet.until("what is old is gone", "SELECT count(*) = 0 FROM history WHERE event = 'Old'").await?;
     fleet.until("all are Ready", ALL_READY).await?;
-    ensure!(fleet.holds("SELECT count(*) = 7 FROM history WHERE event = 'Newer'").await?);
+    assert!(fleet.holds("SELECT count(*) = 7 FROM history WHERE event = 'Newer'").await?);
     let written =
         "SELECT document->>'history_retention' = '30d' AND written_by LIKE 'flags of %' FROM policy";
-    ensure!(fleet.holds(written).await?);
+    assert!(fleet.holds(written).await?);
     end(&fleet, shepherd).await?;
-    counted("retention by the service", "2500 of 2500 old lines deleted, 7 of 7 newer ones kept")
+    Ok(counted("retention by the service", "2500 of 2500 old lines deleted, 7 of 7 newer ones kept")?)
 }
 
 /// Begins a transaction that keeps everything that is there now from being removed.
@@ -287,7 +309,7 @@ pub(crate) async fn hold_a_snapshot(options: &PgConnectOptions) -> Result<PgConn
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_show_a_held_snapshot_while_it_is_held() -> Result<()> {
+async fn metrics_show_a_held_snapshot_while_it_is_held() -> TestResult {
     let kit = Kit::new("fire_snapshot_metrics").await?;
     kit.provided(20, "rack").await?;
     let options: PgConnectOptions = kit.database.url().parse()?;
@@ -316,8 +338,8 @@ async fn metrics_show_a_held_snapshot_while_it_is_held() -> Result<()> {
     })
     .await?;
     let (held_dead, held_for) = (dead(), metrics.oldest_snapshot.get());
-    ensure!(held_for <= began.elapsed().as_secs_f64() + 0.1, "{held_for} s, held for {:?}", began.elapsed());
-    ensure!(metrics.oldest_transaction.get() >= held_for);
+    assert!(held_for <= began.elapsed().as_secs_f64() + 0.1, "{held_for} s, held for {:?}", began.elapsed());
+    assert!(metrics.oldest_transaction.get() >= held_for);
 
     drop(holder);
     until("both fall once it has ended", async || {
@@ -326,10 +348,10 @@ async fn metrics_show_a_held_snapshot_while_it_is_held() -> Result<()> {
         Ok(dead() == 0 && metrics.oldest_snapshot.get() <= 0.0)
     })
     .await?;
-    counted(
+    Ok(counted(
         "metrics of a held snapshot",
         format!("{held_dead} dead rows and an age of {held_for:.1} s while it was held, 0 and 0 after it"),
-    )
+    )?)
 }
 
 /// Pages that claims have touched so far, and how many there were.
@@ -385,7 +407,7 @@ async fn round(kit: &Kit, claimer: &mut Claimer, shepherd: &Shepherd) -> Result<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_under_a_held_snapshot_touches_no_more_pages_than_were_computed() -> Result<()> {
+async fn a_claim_under_a_held_snapshot_touches_no_more_pages_than_were_computed() -> TestResult {
     let kit = Kit::new("fire_snapshot").await?;
     kit.provided(MACHINES, "rack").await?;
     sqlx::raw_sql(OTHERS).execute(&kit.pool).await?;
@@ -417,7 +439,7 @@ async fn a_claim_under_a_held_snapshot_touches_no_more_pages_than_were_computed(
         let versions = (3 * 5 + 2) * number;
         let full = i64::try_from(took.as_secs())? / 5 + 2;
         let bound = plain + versions + 2 * MACHINES + full * MACHINES * number / claims;
-        ensure!(
+        assert!(
             last <= bound,
             "in round {number} a claim touches {last} pages, {bound} at the most ({plain} without a snapshot)"
         );
@@ -426,5 +448,5 @@ async fn a_claim_under_a_held_snapshot_touches_no_more_pages_than_were_computed(
         "claims under a held snapshot",
         format!("{all} claims, {plain} pages each before it and {last} at its end"),
     )?;
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }

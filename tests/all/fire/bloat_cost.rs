@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
 use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::bmdb_kit::until;
 use crate::fire::bloat::{hold_a_snapshot, looked};
 use crate::fire::{Form, counted};
+use crate::harness::aloud::TestResult;
 use crate::harness::mode::Mode;
 
 /// Ticks of a processor's time in a second, as `/proc` counts them for programs (`USER_HZ`).
@@ -173,7 +174,7 @@ fn server_seconds(data: &Path) -> Result<f64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_held_for_a_minute_at_full_rate_costs_little() -> Result<()> {
+async fn a_snapshot_held_for_a_minute_at_full_rate_costs_little() -> TestResult {
     let form = Form::of_this_run();
     let site = Site::start(form.pick(1_000, 60_000), Span::seconds(form.pick(1, 20))).await?;
     let window = Duration::from_secs(form.pick(1, 10));
@@ -210,7 +211,7 @@ async fn a_snapshot_held_for_a_minute_at_full_rate_costs_little() -> Result<()> 
             window.as_secs()
         ),
     )?;
-    ensure!(
+    assert!(
         form == Form::Short || ratio <= MOST,
         "a held snapshot made each machine cost {ratio:.2} times as much ({before:.2} ms, then {}), {MOST} \
          times at the most",

@@ -24,6 +24,7 @@ use sqlx::AssertSqlSafe;
 
 use crate::checker::{Records, check};
 use crate::fire::{BRAKES, Form, RECOVERED, count, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, Otherwise, endpoint};
 
 /// How far any time in the database may be from its clock: the longest interval of the flags below and a
@@ -158,11 +159,11 @@ async fn an_hour_off(test_name: &str, offset: &str, expected: TimeDelta) -> Resu
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_is_an_hour_fast_makes_no_difference() -> Result<()> {
-    an_hour_off("fire_clock_fast", "+1h", TimeDelta::hours(1)).await
+async fn a_clock_that_is_an_hour_fast_makes_no_difference() -> TestResult {
+    Ok(an_hour_off("fire_clock_fast", "+1h", TimeDelta::hours(1)).await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_is_an_hour_slow_makes_no_difference() -> Result<()> {
-    an_hour_off("fire_clock_slow", "-1h", TimeDelta::hours(-1)).await
+async fn a_clock_that_is_an_hour_slow_makes_no_difference() -> TestResult {
+    Ok(an_hour_off("fire_clock_slow", "-1h", TimeDelta::hours(-1)).await?)
 }

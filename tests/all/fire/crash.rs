@@ -12,6 +12,7 @@ use rustix::process::Signal;
 
 use crate::checker::{Records, check};
 use crate::fire::{ALL_KNOWN_READY, count, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, PATIENCE, Program, endpoint};
 
 pub(super) const BRIEF: [&str; 2] = ["--session_interval=3s", "--outward_limit=1s"];
@@ -72,7 +73,7 @@ pub(super) async fn judge_records(fleet: &Fleet, records: &Records) -> Result<()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shepherd_that_dies_while_it_makes_and_enrols_machines_leaves_each_to_be_ready_once() -> Result<()>
+async fn a_shepherd_that_dies_while_it_makes_and_enrols_machines_leaves_each_to_be_ready_once() -> TestResult
 {
     const PLACES: [&str; 11] = [
         "provisioner.leased",
@@ -134,7 +135,7 @@ pub(super) async fn ready_exactly_once(fleet: &Fleet) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shepherd_that_dies_while_it_recovers_a_machine_never_reboots_it_twice() -> Result<()> {
+async fn a_shepherd_that_dies_while_it_recovers_a_machine_never_reboots_it_twice() -> TestResult {
     const FLAGS: [&str; 7] = [
         "--heartbeat_interval=1s",
         "--recovery_first_heartbeat_timeout=20s",

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::checker::{Records, TOUCHES, check};
 use crate::fire::{Form, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
 
 /// A call that the simulator was in the middle of when its caller froze.
@@ -270,14 +271,14 @@ async fn taken_over(fleet: &Fleet, machine: &str, pid: u32) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frozen_in_the_middle_of_ssh() -> Result<()> {
+async fn frozen_in_the_middle_of_ssh() -> TestResult {
     let machines = Form::of_this_run().pick(30, 120);
-    frozen_in_the_middle_of("fire_frozen_ssh", machines, &["upload", "enroll-command"], None).await
+    Ok(frozen_in_the_middle_of("fire_frozen_ssh", machines, &["upload", "enroll-command"], None).await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frozen_in_the_middle_of_a_power_call() -> Result<()> {
+async fn frozen_in_the_middle_of_a_power_call() -> TestResult {
     // An API that takes five seconds for everything: long enough to be in the middle of it.
     let strike = ("api-slow", ["dead", "dead"].as_slice());
-    frozen_in_the_middle_of("fire_frozen_power", 6, &["power"], Some(strike)).await
+    Ok(frozen_in_the_middle_of("fire_frozen_power", 6, &["power"], Some(strike)).await?)
 }

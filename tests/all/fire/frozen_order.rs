@@ -21,6 +21,7 @@ use crate::fire::ALL_KNOWN_READY;
 use crate::fire::frozen::is_stopped;
 use crate::fire::frozen::{all_over, freeze, open_calls, works_again};
 use crate::fire::{BRAKES, Form, count, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
 
 const FLAGS: [&str; 2] = ["--session_interval=3s", "--outward_limit=8s"];
@@ -62,7 +63,7 @@ async fn judge(fleet: &Fleet, victim: Program, survivor: Program) -> Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frozen_while_the_provider_is_making_a_machine() -> Result<()> {
+async fn frozen_while_the_provider_is_making_a_machine() -> TestResult {
     let machines: i64 = Form::of_this_run().pick(6, 40);
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5"];
     let fleet = Fleet::start("fire_frozen_create", &flags).await?;
@@ -82,12 +83,12 @@ async fn frozen_while_the_provider_is_making_a_machine() -> Result<()> {
         .iter()
         .all(|open| caught.iter().all(|c| c.call != open.call))
     {
-        ensure!(Instant::now() < deadline, "the provider never ends what it was asked for");
+        assert!(Instant::now() < deadline, "the provider never ends what it was asked for");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     fleet.until("the other one has them all Ready", ALL_READY).await?;
     let known = count(&fleet, "SELECT count(*) FROM machine_provided").await?;
-    ensure!(known == machines, "{known} of {machines} are known");
+    assert!(known == machines, "{known} of {machines} are known");
     let before = fleet.journal()?;
     let settled = outcomes(&fleet).await?;
     victim.signal(Signal::CONT)?;
@@ -98,7 +99,7 @@ async fn frozen_while_the_provider_is_making_a_machine() -> Result<()> {
     assert_eq!(late, Vec::<String>::new(), "ordered after everything was there");
     assert_eq!(outcomes(&fleet).await?, settled, "an outcome was rewritten");
     let adopted = adopted_by(&fleet, &caught.first().context("something was caught")?.intent).await?;
-    ensure!(adopted != i64::from(frozen), "the frozen one recorded what it had ordered");
+    assert!(adopted != i64::from(frozen), "the frozen one recorded what it had ordered");
     judge(&fleet, victim, survivor).await?;
     counted(
         "in the middle of an order",
@@ -182,14 +183,14 @@ async fn recorded(fleet: &Fleet) -> Result<BTreeSet<String>> {
 
 #[cfg(debug_assertions)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frozen_between_the_intent_and_the_order_sends_none_when_it_wakes() -> Result<()> {
+async fn frozen_between_the_intent_and_the_order_sends_none_when_it_wakes() -> TestResult {
     let looked_after = "SELECT count(*) = 1 FROM intent WHERE outcome = 'nothing was made'";
-    frozen_at("fire_frozen_intended", "provisioner.intended@3=freeze", looked_after, (2, 1)).await
+    Ok(frozen_at("fire_frozen_intended", "provisioner.intended@3=freeze", looked_after, (2, 1)).await?)
 }
 
 #[cfg(debug_assertions)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frozen_with_the_answer_in_hand_writes_nothing_down_when_it_wakes() -> Result<()> {
+async fn frozen_with_the_answer_in_hand_writes_nothing_down_when_it_wakes() -> TestResult {
     let looked_after = "SELECT count(*) = 0 FROM intent WHERE kind = 'create' AND settled_at IS NULL";
-    frozen_at("fire_frozen_created", "provisioner.created@2=freeze", looked_after, (2, 0)).await
+    Ok(frozen_at("fire_frozen_created", "provisioner.created@2=freeze", looked_after, (2, 0)).await?)
 }

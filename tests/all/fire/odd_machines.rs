@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::fire::{DISTURBED, count, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::endpoint;
 use crate::harness::line::{Line, Quality};
 use crate::harness::rack::Rack;
@@ -27,7 +28,7 @@ fn left_at(home: &Path) -> Result<Vec<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rack_of_odd_machines_ends_as_documented_and_why_is_true_of_each() -> Result<()> {
+async fn a_rack_of_odd_machines_ends_as_documented_and_why_is_true_of_each() -> TestResult {
     let mut rack = Rack::new("fire_odd").await?;
     let plain = Setup::default;
     rack.add("banner", Setup { forced_command: Some(BANNER), ..plain() })?;
@@ -70,7 +71,7 @@ async fn a_rack_of_odd_machines_ends_as_documented_and_why_is_true_of_each() -> 
     for id in ["noexec", "full", "readonly", "bare", "reset"] {
         let why = rack.why(id)?;
         // Each tries again by itself, and says when.
-        ensure!(why["next"]["at"].is_string() || why["work"][0].is_string(), "{why:#}");
+        assert!(why["next"]["at"].is_string() || why["work"][0].is_string(), "{why:#}");
         sentences += 1;
     }
     end(&rack.fleet, shepherd).await?;
@@ -78,10 +79,10 @@ async fn a_rack_of_odd_machines_ends_as_documented_and_why_is_true_of_each() -> 
         rack.sshd("reset").is_ok_and(|sshd| left_at(&sshd.home()).is_ok_and(|left| left.is_empty()))
     })?;
     assert_eq!(left_at(&rack.sshd("bare")?.home())?, [""; 0]);
-    counted(
+    Ok(counted(
         "odd machines",
         format!("2 of 2 Ready all the same, {sentences} of 5 told apart by why, none rebooted"),
-    )
+    )?)
 }
 
 fn fingerprint(sshd: &crate::sshd::Sshd) -> Result<String> {
@@ -92,7 +93,7 @@ fn fingerprint(sshd: &crate::sshd::Sshd) -> Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_that_another_machine_got_is_told_by_its_key_and_that_machine_is_left_alone() -> Result<()>
+async fn an_address_that_another_machine_got_is_told_by_its_key_and_that_machine_is_left_alone() -> TestResult
 {
     let mut rack = Rack::new("fire_address").await?;
     rack.add("ours", Setup::default())?;
@@ -115,8 +116,8 @@ async fn an_address_that_another_machine_got_is_told_by_its_key_and_that_machine
     let allow = format!("shepherdctl allow host-key sim/ours --fingerprint {offered}");
     rack.until_why("ours", "NeedsHuman", &["host-key-changed", &pinned, &offered, &allow]).await?;
     let log = stranger.log();
-    ensure!(log.contains("Connection from"), "nobody looked: {log}");
-    ensure!(!log.contains("Accepted") && !log.contains("user"), "somebody logged in there: {log}");
+    assert!(log.contains("Connection from"), "nobody looked: {log}");
+    assert!(!log.contains("Accepted") && !log.contains("user"), "somebody logged in there: {log}");
     let stronger = "SELECT count(*) FROM intent WHERE kind NOT IN ('create', 'restart-agent')";
     assert_eq!(count(&rack.fleet, stronger).await?, 0);
 
@@ -125,8 +126,8 @@ async fn an_address_that_another_machine_got_is_told_by_its_key_and_that_machine
     rack.until_why("ours", "Ready", &[]).await?;
     assert_eq!(count(&rack.fleet, stronger).await?, 0);
     end(&rack.fleet, shepherd).await?;
-    counted(
+    Ok(counted(
         "another machine's address",
         "told by both fingerprints, nobody logged in there, Ready when it was back",
-    )
+    )?)
 }

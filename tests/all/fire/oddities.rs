@@ -36,6 +36,7 @@ use uuid::Uuid;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd, hold, until};
 use crate::fire::counted;
+use crate::harness::aloud::TestResult;
 use crate::recovery::fall_silent;
 use crate::sshd::{Setup, Sshd, write_program};
 
@@ -217,7 +218,7 @@ impl Site {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_machine_that_refuses_our_key_is_left_to_a_person_and_to_its_power() -> Result<()> {
+async fn a_silent_machine_that_refuses_our_key_is_left_to_a_person_and_to_its_power() -> TestResult {
     let mut site = Site::new("odd_login").await?;
     let sshd = Sshd::start(&Setup::default())?;
     let touch = format!("echo rebooted >> {}", site.traces().display());
@@ -240,11 +241,11 @@ async fn a_silent_machine_that_refuses_our_key_is_left_to_a_person_and_to_its_po
     assert_eq!(site.steps().await?, ["restart-agent failed", "restart-agent failed"]);
     assert!(!site.traces().exists(), "{}", site.explain());
     counted("our key is refused", "NeedsHuman for login-refused; 2 tries, no reboot, no power cycle")?;
-    site.stop().await
+    Ok(site.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_machine_that_lacks_our_key_is_tried_until_somebody_puts_it_there() -> Result<()> {
+async fn a_new_machine_that_lacks_our_key_is_tried_until_somebody_puts_it_there() -> TestResult {
     let mut site = Site::new("odd_new_login").await?;
     let state = site.directory.path().join("state");
     let sshd = Sshd::start(&enrolling(&state))?;
@@ -265,11 +266,11 @@ async fn a_new_machine_that_lacks_our_key_is_tried_until_somebody_puts_it_there(
     sshd.authorize(&line)?;
     site.until_phase(machine, "AgentStarting").await?;
     counted("a new machine lacks our key", "tried again until it was there, the line to add in `why`")?;
-    site.stop().await
+    Ok(site.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clone_is_told_from_its_original_and_is_welcome_under_an_identity_of_its_own() -> Result<()> {
+async fn a_clone_is_told_from_its_original_and_is_welcome_under_an_identity_of_its_own() -> TestResult {
     let mut site = Site::new("odd_clone").await?;
     let (original, own) = (site.directory.path().join("original"), site.directory.path().join("own"));
     let sshd = Sshd::start(&enrolling(&original))?;
@@ -302,11 +303,11 @@ async fn a_clone_is_told_from_its_original_and_is_welcome_under_an_identity_of_i
         "a cloned disk",
         "NeedsHuman for other-machine; 2 keys for 2 machines once it had an address of its own",
     )?;
-    site.stop().await
+    Ok(site.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_who_may_not_reboot_is_told_of_and_the_ladder_goes_on() -> Result<()> {
+async fn a_user_who_may_not_reboot_is_told_of_and_the_ladder_goes_on() -> TestResult {
     let mut site = Site::new("odd_sudo").await?;
     let sudo = "#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n".to_owned();
     let state = site.directory.path().join("state");
@@ -339,11 +340,11 @@ async fn a_user_who_may_not_reboot_is_told_of_and_the_ladder_goes_on() -> Result
         "a user without sudo",
         "4 steps of the ladder, 1 power cycle, then NeedsHuman for ladder-exhausted",
     )?;
-    site.stop().await
+    Ok(site.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_ipv6_literal_and_a_port_of_its_own_are_an_address_like_any_other() -> Result<()> {
+async fn an_ipv6_literal_and_a_port_of_its_own_are_an_address_like_any_other() -> TestResult {
     let mut site = Site::new("odd_ipv6").await?;
     let state = site.directory.path().join("state");
     let sshd = Sshd::start(&Setup { listen: "::1", ..enrolling(&state) })?;
@@ -354,11 +355,11 @@ async fn an_ipv6_literal_and_a_port_of_its_own_are_an_address_like_any_other() -
     site.run(initializer)?;
     site.until_phase(machine, "AgentStarting").await?;
     counted("an IPv6 literal and a port", "1 of 1 taken over")?;
-    site.stop().await
+    Ok(site.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hung_hosts_do_not_keep_the_only_worker_from_one_that_can_be_helped() -> Result<()> {
+async fn hung_hosts_do_not_keep_the_only_worker_from_one_that_can_be_helped() -> TestResult {
     let mut site = Site::new("odd_hung").await?;
     let state = site.directory.path().join("state");
     let sshd = Sshd::start(&enrolling(&state))?;
@@ -391,11 +392,11 @@ async fn hung_hosts_do_not_keep_the_only_worker_from_one_that_can_be_helped() ->
         "hosts that hang",
         format!("{} of 10 told of, and the one that answers was helped", causes.len()),
     )?;
-    site.stop().await
+    Ok(site.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_that_comes_between_the_claim_and_the_first_look_is_kept() -> Result<()> {
+async fn a_hold_that_comes_between_the_claim_and_the_first_look_is_kept() -> TestResult {
     let site = Site::new("odd_hold").await?;
     let sshd = Sshd::start(&Setup::default())?;
     site.list(&[("m1", &sshd), ("m2", &sshd)], &["true"])?;
@@ -422,5 +423,5 @@ async fn a_hold_that_comes_between_the_claim_and_the_first_look_is_kept() -> Res
     start.cancel("the test is over").await?;
     recovery.cancel("the test is over").await?;
     counted("a hold after the claim", "2 of 2 claims were given back, nobody connected")?;
-    site.stop().await
+    Ok(site.stop().await?)
 }

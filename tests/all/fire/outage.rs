@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::checker::{Records, check};
 use crate::fire::{BRAKES, DISTURBED, Form, RECOVERED, count, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 
 /// Machines whose agents reported since the database's clock showed `since`, each with when it first did.
@@ -83,7 +84,7 @@ async fn recovered_before(fleet: &Fleet, moment: chrono::DateTime<chrono::Utc>) 
 /// Away for an hour of the test clock, with a limit of three minutes. Those whose agents died
 /// meanwhile are suspected one full limit after we listened again, and nobody else ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> Result<()> {
+async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> TestResult {
     let machines = Form::of_this_run().pick(24, 200);
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start("fire_away", &flags).await?;
@@ -111,8 +112,8 @@ async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> Res
     let mut listened = Duration::ZERO;
     while listened + Duration::from_secs(30) < limit.to_std()? {
         let early = recovered_before(&fleet, back_at + limit).await?;
-        ensure!(early == 0, "{early} suspected after {listened:?} of listening");
-        ensure!(count(&fleet, BRAKES).await? == 0, "a brake is on although only we were away");
+        assert!(early == 0, "{early} suspected after {listened:?} of listening");
+        assert!(count(&fleet, BRAKES).await? == 0, "a brake is on although only we were away");
         listen_on(&fleet, alive).await?;
         listened += STEP;
     }
@@ -127,7 +128,7 @@ async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> Res
         .await?;
     fleet.until("all are Ready", ALL_READY).await?;
     let early = recovered_before(&fleet, back_at + limit).await?;
-    ensure!(early == 0, "{early} suspected before the limit");
+    assert!(early == 0, "{early} suspected before the limit");
     let recovered = count(&fleet, RECOVERED).await?;
     assert_eq!(recovered, 3, "only those whose agents died are helped\n{}", fleet.explain().await?);
     end(&fleet, shepherd).await?;
@@ -152,7 +153,7 @@ async fn listen_on(fleet: &Fleet, alive: usize) -> Result<()> {
 
 /// The same in real time, with limits lowered by policy, and every agent hammering at a closed port.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -> Result<()> {
+async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -> TestResult {
     // Enough that chance alone fills no second with three quarters of them.
     let machines = Form::of_this_run().pick(60, 200);
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
@@ -172,7 +173,7 @@ async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -
     // They lost us at one moment, and their pauses are the same but for what is random in them: two seconds by
     // now. Without that they would all come back within the second over which heartbeats are spread.
     let fullest = fullest_second(&pauses(&fleet).await?);
-    ensure!(
+    assert!(
         fullest * 4 <= machines * 3,
         "{fullest} of {machines} agents wait equally long, within one second"
     );
@@ -196,7 +197,7 @@ async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -
 
 /// PostgreSQL itself stops in the middle of taking machines over, stays away, and comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_stopped_in_the_middle_crashes_nothing_and_repeats_nothing() -> Result<()> {
+async fn postgres_stopped_in_the_middle_crashes_nothing_and_repeats_nothing() -> TestResult {
     let form = Form::of_this_run();
     let (machines, away) = form.pick((40, Duration::from_secs(8)), (200, Duration::from_secs(30)));
     let directory = tempfile::Builder::new().prefix("fire-").tempdir()?;
@@ -218,26 +219,26 @@ async fn postgres_stopped_in_the_middle_crashes_nothing_and_repeats_nothing() ->
         if known > 0 && count(&fleet, "SELECT count(*) FROM work WHERE process = 'AgentStart'").await? > 2 {
             break;
         }
-        ensure!(Instant::now() < deadline, "never in the middle");
+        assert!(Instant::now() < deadline, "never in the middle");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     server.stop().await?;
     let stopped = Instant::now();
     while stopped.elapsed() < away {
-        ensure!(shepherd.ended()?.is_none(), "the shepherd ended because its database was away");
+        assert!(shepherd.ended()?.is_none(), "the shepherd ended because its database was away");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let server = PrivatePostgres::start(options).await?;
-    ensure!(server.url("bmdb") == url, "the same server at the same place");
+    assert!(server.url("bmdb") == url, "the same server at the same place");
 
     fleet.until("all are Ready", ALL_READY).await?;
-    ensure!(shepherd.ended()?.is_none() && shepherd.pid() == pid, "the shepherd lived on");
+    assert!(shepherd.ended()?.is_none() && shepherd.pid() == pid, "the shepherd lived on");
     let lost = count(
         &fleet,
         "SELECT count(*) FROM session WHERE closed_at IS NOT NULL AND component = 'initializer'",
     )
     .await?;
-    ensure!(lost > 0, "no session was lost: that was no outage");
+    assert!(lost > 0, "no session was lost: that was no outage");
     end(&fleet, shepherd).await?;
     let records = Records::read(&fleet.pool, &fleet.journal()?).await?;
     assert_eq!(check(&records), []);

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::checker::{Records, check};
 use crate::fire::{BRAKES, DISTURBED, Form, RECOVERED, count, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 
 /// Heartbeats of each agent: answered, and failed.
@@ -48,7 +49,7 @@ async fn until_it_listens(endpoint: &str) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat_each() -> Result<()> {
+async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat_each() -> TestResult {
     let form = Form::of_this_run();
     let (machines, rounds) = form.pick((30, 1), (200, 4));
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
@@ -82,7 +83,7 @@ async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat
             let after = heartbeats(&fleet).await?;
             let failed = before.iter().zip(&after).map(|(before, after)| after.1 - before.1);
             worst = worst.max(failed.max().unwrap_or(0));
-            ensure!(worst <= 1, "one agent had {worst} heartbeats refused\n{}", fleet.explain().await?);
+            assert!(worst <= 1, "one agent had {worst} heartbeats refused\n{}", fleet.explain().await?);
         }
     }
     assert_eq!(count(&fleet, RECOVERED).await?, 0);
@@ -100,7 +101,7 @@ async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat
 
 /// Rows that a newer release wrote are not an older one's to claim, rewrite or sweep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_older_shepherd_keeps_its_hands_off_what_newer_rules_decided() -> Result<()> {
+async fn an_older_shepherd_keeps_its_hands_off_what_newer_rules_decided() -> TestResult {
     let flags = ["--machines", "12", "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start("fire_rules", &flags).await?;
     let flags = ["--heartbeat_interval=1s", "--recovery_silence_timeout=8s", "--recovery_brake_fraction=0.9"];

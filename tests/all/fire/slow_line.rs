@@ -5,9 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-
 use crate::fire::{BRAKES, DISTURBED, Form, count, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::endpoint;
 use crate::harness::line::{Line, Quality};
 use crate::harness::rack::Rack;
@@ -18,7 +17,7 @@ use crate::sshd::{Setup, wait_until};
 const ROUND_TRIPS: u32 = 10;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_at_the_end_of_a_long_line_is_taken_over_within_the_limits() -> Result<()> {
+async fn a_machine_at_the_end_of_a_long_line_is_taken_over_within_the_limits() -> TestResult {
     let round_trip = Form::of_this_run().pick(Duration::from_millis(200), Duration::from_secs(3));
     let quality = Quality { lag: round_trip / 2, ..Quality::PERFECT };
     let mut rack = Rack::new("fire_long_line").await?;
@@ -36,26 +35,26 @@ async fn a_machine_at_the_end_of_a_long_line_is_taken_over_within_the_limits() -
     let shepherd = rack.shepherd("shepherd", &told, &[&listen])?;
     rack.until_why("far", "Ready", &[]).await?;
     let took = began.elapsed();
-    ensure!(took >= round_trip * ROUND_TRIPS, "the line is not long: it took {took:?}");
-    ensure!(to_machine.carried() > std::fs::metadata(rack.agent()?)?.len(), "it came another way");
-    ensure!(to_shepherd.carried() > 0, "its agent called another way");
+    assert!(took >= round_trip * ROUND_TRIPS, "the line is not long: it took {took:?}");
+    assert!(to_machine.carried() > std::fs::metadata(rack.agent()?)?.len(), "it came another way");
+    assert!(to_shepherd.carried() > 0, "its agent called another way");
     let tries =
         count(&rack.fleet, "SELECT count(*) FROM history WHERE process = 'AgentStart' AND edge = 'start'")
             .await?;
     assert_eq!(count(&rack.fleet, DISTURBED).await? + count(&rack.fleet, BRAKES).await?, 0);
     end(&rack.fleet, shepherd).await?;
-    counted(
+    Ok(counted(
         "long line",
         format!(
             "Ready over {} s to a round trip, at try {tries}, {} s after the shepherd's start",
             round_trip.as_secs_f32(),
             took.as_secs()
         ),
-    )
+    )?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_too_thin_for_the_upload_is_told_by_its_limit_and_is_enough_with_a_longer_one() -> Result<()> {
+async fn a_line_too_thin_for_the_upload_is_told_by_its_limit_and_is_enough_with_a_longer_one() -> TestResult {
     let mut rack = Rack::new("fire_thin_line").await?;
     rack.add("thin", Setup::default())?;
     let size = std::fs::metadata(rack.agent()?)?.len();
@@ -78,11 +77,11 @@ async fn a_line_too_thin_for_the_upload_is_told_by_its_limit_and_is_enough_with_
     rack.until_why("thin", "Ready", &[]).await?;
     assert_eq!(count(&rack.fleet, DISTURBED).await?, 0);
     end(&rack.fleet, shepherd).await?;
-    counted(
+    Ok(counted(
         "thin line",
         format!(
             "{} kB/s: the limit was named, nothing half-done stayed, Ready with a longer one",
             size / 10_000
         ),
-    )
+    )?)
 }

@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use shepherd::bmdb::setup::known_version;
 use shepherd::model::schedule::RULES_VERSION;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
@@ -16,6 +16,7 @@ use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 use crate::bmdb_migrations::migrator;
 use crate::checker::{Records, check};
 use crate::fire::{ALL_KNOWN_READY, BRAKES, DISTURBED, Form, RECOVERED, count, counted, end};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, Otherwise, PATIENCE, Program, endpoint};
 use crate::harness::postgres::TestDatabase;
 
@@ -100,7 +101,7 @@ async fn schema(fleet: &Fleet) -> Result<i64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines_go_on() -> Result<()> {
+async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines_go_on() -> TestResult {
     let machines: i64 = Form::of_this_run().pick(10, 60);
     let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start_at("fire_upgrade", &flags, place).await?;
@@ -128,7 +129,7 @@ async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines
     assert_eq!(schema(&fleet).await?, known_version());
     let known = count(&fleet, "SELECT count(*) FROM machine").await?;
     assert_eq!(known, machines, "{}", fleet.explain().await?);
-    ensure!(count(&fleet, kept).await? > told, "history was lost, or nothing was done");
+    assert!(count(&fleet, kept).await? > told, "history was lost, or nothing was done");
     let ended = "SELECT NOT EXISTS (SELECT 1 FROM machine_needs_human) AND NOT EXISTS (SELECT 1 FROM machine_recovery)";
     fleet.until("what the old release had begun is ended", ended).await?;
     let over = "SELECT count(*) = 0 FROM session WHERE closed_at IS NULL AND runtime_info->>'pid' = '1'";
@@ -182,9 +183,9 @@ async fn claims(fleet: &Fleet, pid: u32, since: chrono::DateTime<chrono::Utc>) -
 /// The newer one finds the older at work. Without the older one's program, as part of the suite, this is
 /// the other half of `restart.rs`: there newer rules are written by hand under one shepherd of this release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_runs() -> Result<()> {
+async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_runs() -> TestResult {
     let Some(program) = previous_program()? else {
-        return newer_rules_beside_an_older_shepherd().await;
+        return Ok(newer_rules_beside_an_older_shepherd().await?);
     };
     let machines = 40;
     let flags = ["--machines", "40", "--boot_seconds", "0.5", "--persistent_percent", "100"];
@@ -204,9 +205,9 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
         if made && count(&fleet, ready).await? >= 5 {
             break;
         }
-        ensure!(Instant::now() < deadline, "the old one makes nothing Ready:\n{}", fleet.said_by("old")?);
+        assert!(Instant::now() < deadline, "the old one makes nothing Ready:\n{}", fleet.said_by("old")?);
         if let Some(status) = old.ended()? {
-            bail!("the old one ended: {status}\n{}", fleet.said_by("old")?);
+            panic!("the old one ended: {status}\n{}", fleet.said_by("old")?);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -240,7 +241,7 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
         .await?;
     fleet.until("all are Ready", ALL_READY).await?;
     assert_eq!(claims(&fleet, old.pid(), since).await?, 0, "the older one worked on newer rules' machines");
-    ensure!(claims(&fleet, new.pid(), since).await? >= dead, "the newer one did not do it");
+    assert!(claims(&fleet, new.pid(), since).await? >= dead, "the newer one did not do it");
     assert_eq!(
         count(&fleet, RECOVERED).await?,
         dead,
@@ -249,14 +250,14 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
     );
     assert_eq!(count(&fleet, BRAKES).await?, 0);
     assert_eq!(of_other_rules(&fleet).await?, 0, "the older one rewrote a newer one's rows");
-    ensure!(old.ended()?.is_none(), "the older one ended\n{}", fleet.explain().await?);
+    assert!(old.ended()?.is_none(), "the older one ended\n{}", fleet.explain().await?);
     let open: i64 = sqlx::query_scalar(
         "SELECT count(*) FROM session WHERE closed_at IS NULL AND runtime_info->>'pid' = $1",
     )
     .bind(old.pid().to_string())
     .fetch_one(&fleet.pool)
     .await?;
-    ensure!(open > 0, "the older one has lost its sessions\n{}", fleet.explain().await?);
+    assert!(open > 0, "the older one has lost its sessions\n{}", fleet.explain().await?);
     refused_at_its_start(&fleet, old_program()).await?;
     end(&fleet, old).await?;
     fleet.until("all are Ready", ALL_KNOWN_READY).await?;

@@ -4,13 +4,36 @@
 //! would tell no more than a name.
 
 use std::cell::Cell;
+use std::fmt;
 use std::io::Write as _;
+use std::panic::Location;
 use std::sync::Once;
 use std::thread;
 
 thread_local! {
     /// Whether a panic was told on this thread: a test that catches many of them is about panics.
     static TOLD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What a test returns that may end with an error.
+pub(crate) type TestResult = Result<(), Told>;
+
+/// An error that ends a test: said aloud when the test is left with it.
+pub(crate) struct Told(anyhow::Error);
+
+impl<E: Into<anyhow::Error>> From<E> for Told {
+    #[track_caller]
+    fn from(error: E) -> Self {
+        let error = error.into();
+        aloud(&format!("left with an error at {}: {error:?}", Location::caller()));
+        Self(error)
+    }
+}
+
+impl fmt::Debug for Told {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(to)
+    }
 }
 
 /// Writes `text` under the name of the test on this thread, to the standard error of the whole run.

@@ -174,6 +174,8 @@ mod tests {
 
     use super::*;
 
+    use crate::harness::aloud::TestResult;
+
     const STAND_IN: &str = "SHEPHERD_TEST_STAND_IN";
 
     /// When a process began; a process id alone may be another's by the time it is looked at.
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn children_of_a_test_process_that_is_killed_end_with_it() -> Result<()> {
+    fn children_of_a_test_process_that_is_killed_end_with_it() -> TestResult {
         if env::var_os(STAND_IN).is_some() {
             let running = Program::spawn(guarded("sleep").arg("600"))?;
             let stopped = Program::spawn(guarded("sleep").arg("600"))?;
@@ -247,14 +249,14 @@ mod tests {
         let started = started.context("the stand-in started nothing")?;
         let born: Vec<(&str, Option<String>)> =
             started.split_whitespace().map(|pid| (pid, began(pid))).collect();
-        ensure!(born.len() == 4 && born.iter().all(|(_, began)| began.is_some()), "{born:?}");
+        assert!(born.len() == 4 && born.iter().all(|(_, began)| began.is_some()), "{born:?}");
 
         stand_in.kill()?;
-        until("all four have ended", || born.iter().all(|(pid, born)| began(pid) != *born))
+        Ok(until("all four have ended", || born.iter().all(|(pid, born)| began(pid) != *born))?)
     }
 
     #[test]
-    fn a_guarded_program_is_the_child_itself_and_its_watcher_goes_with_it() -> Result<()> {
+    fn a_guarded_program_is_the_child_itself_and_its_watcher_goes_with_it() -> TestResult {
         let mut command = guarded("/bin/sh");
         let script = "echo $$ \"$1\"; read -r line; echo \"read $?\"; exit 7";
         let command = command.args(["-c", script, "sh", "a b"]).stdout(Stdio::piped());
@@ -268,6 +270,6 @@ mod tests {
         let watcher = watcher_of(program.pid()).context("no watcher")?;
         let born = began(&watcher);
         drop(program);
-        until("the watcher has ended", || began(&watcher) != born)
+        Ok(until("the watcher has ended", || began(&watcher) != born)?)
     }
 }

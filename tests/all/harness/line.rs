@@ -18,6 +18,8 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
+use crate::harness::aloud::TestResult;
+
 /// What is taken at one time; small beside what a thin line carries in a second.
 const PIECE: usize = 16 << 10;
 /// Pieces that are on the line at one time; more than a window of SSH.
@@ -142,7 +144,7 @@ async fn carry(
 }
 
 #[tokio::test]
-async fn a_line_is_as_long_and_as_thin_as_it_is_told_and_changes_nothing() -> Result<()> {
+async fn a_line_is_as_long_and_as_thin_as_it_is_told_and_changes_nothing() -> TestResult {
     let server = TcpListener::bind("127.0.0.1:0").await?;
     let lag = Duration::from_millis(50);
     let quality = Quality { lag, upward: 1 << 20, cut_after: 300_000 };

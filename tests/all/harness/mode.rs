@@ -3,9 +3,13 @@
 //! `SHEPHERD_TEST_MODE` names one for the run; the default is the way a PostgreSQL server is used in
 //! earnest. The other two are what databases without `SKIP LOCKED` and `NOTIFY` are like. Each mode proves
 //! itself: when a test's database is dropped, the statements that it was sent are read back.
+//!
+//! A test that asks for no database is the same in each mode, and is run in one. Its module stands in
+//! `without_database.txt`, and who asks for the mode from there is refused.
 
 use std::env;
 use std::str::FromStr;
+use std::thread;
 
 use anyhow::{Context as _, bail};
 use shepherd::bmdb::connection::Dialect;
@@ -24,6 +28,12 @@ pub(crate) enum Mode {
 impl Mode {
     /// The mode of this run.
     pub(crate) fn of_this_run() -> anyhow::Result<Self> {
+        let thread = thread::current();
+        if let Some(module) = thread.name().and_then(|test| test.split("::").next())
+            && without_database().any(|listed| listed == module)
+        {
+            bail!("{module} uses a database: take it out of tests/all/without_database.txt");
+        }
         match env::var("SHEPHERD_TEST_MODE") {
             Ok(name) => name.parse().context("SHEPHERD_TEST_MODE"),
             Err(env::VarError::NotPresent) => Ok(Self::SkipLocked),
@@ -66,6 +76,11 @@ impl Mode {
         }
         statements.into_iter().filter(says_it).collect()
     }
+}
+
+/// The modules whose tests ask for no database.
+pub(crate) fn without_database() -> impl Iterator<Item = &'static str> {
+    include_str!("../without_database.txt").lines().filter(|line| !line.starts_with('#'))
 }
 
 /// The words of a statement without its comments, in lower case.

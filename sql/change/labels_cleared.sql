@@ -1,0 +1,1 @@
+DELETE FROM machine_labels WHERE machine_id = $1

@@ -1,0 +1,1 @@
+SELECT labels FROM machine_labels WHERE machine_id = $1

@@ -1,0 +1,1 @@
+DELETE FROM loop_pause WHERE loop_name = $1 AND provider = $2

@@ -1,0 +1,362 @@
+//! The newest count of the fleet, as metrics.
+//!
+//! Shown straight from the sample: what a sample does not name is not shown, so nothing of an older one stays
+//! behind, and no reader sees half of one. The one exception is the age of heartbeats, which grows from sample to
+//! sample as a histogram does: `rate()` over some minutes then tells the ages in those minutes, and a shepherd
+//! that starts anew is no dip.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use crate::bmdb::metric_book::{Book, Label};
+use crate::bmdb::metrics::{phase_label, process_label, provider_label};
+use crate::model::brake::ALL;
+use crate::model::fleet_sample::{AGE_BOUNDS, BRAKES, FACTS, FleetSample, MOST_PLACES, OTHER};
+use crate::model::phase::Phase;
+use crate::model::process::Process;
+use crate::model::time::Timestamp;
+
+/// What is shown; clones show the same.
+#[derive(Clone, Debug, Default)]
+pub struct FleetMetrics {
+    shown: Arc<Mutex<Shown>>,
+}
+
+#[derive(Debug, Default)]
+struct Shown {
+    latest: Option<(Timestamp, FleetSample)>,
+    ages: Vec<u64>,
+    ages_sum: f64,
+}
+
+impl FleetMetrics {
+    /// Shows a sample from now on, that was taken at `taken_at`.
+    pub fn show(&self, taken_at: Timestamp, sample: FleetSample) {
+        let mut shown = self.lock();
+        shown.ages.resize(AGE_BOUNDS.len() + 1, 0);
+        for (all, more) in shown.ages.iter_mut().zip(&sample.heartbeat_ages.counts) {
+            *all += more;
+        }
+        shown.ages_sum += sample.heartbeat_ages.sum_seconds;
+        shown.latest = Some((taken_at, sample));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters all of it.
+    pub(crate) fn register(&self, book: &mut Book) {
+        self.register_machines(book);
+        self.register_work(book);
+        self.register_places(book);
+        self.gauge(
+            book,
+            "fleet_sample_time_seconds",
+            "When the fleet was counted last, in seconds since 1970 by the database's clock",
+            &[],
+            |_, taken_at| vec![line([], seconds_of(taken_at))],
+        );
+    }
+
+    fn register_machines(&self, book: &mut Book) {
+        let phases = [with_others(&phase_label(), Phase::ALL.map(Phase::as_str))];
+        self.gauge(book, "fleet_machines", "Machines by phase", &phases, |sample, _| {
+            let phases = sample.phases.iter();
+            phases.map(|(phase, count)| line([("phase", phase)], number(count.machines))).collect()
+        });
+        self.gauge(
+            book,
+            "fleet_phase_oldest_seconds",
+            "How long the machine has been in a phase that has been in it for longest",
+            &phases,
+            |sample, _| {
+                let phases = sample.phases.iter();
+                phases.map(|(phase, count)| line([("phase", phase)], count.oldest_seconds)).collect()
+            },
+        );
+        self.gauge(
+            book,
+            "fleet_machines_over_deadline",
+            "Machines that have not done by their deadline what they were to do",
+            &phases,
+            |sample, _| {
+                let phases = sample.phases.iter();
+                phases.map(|(phase, count)| line([("phase", phase)], number(count.over_deadline))).collect()
+            },
+        );
+        self.gauge(
+            book,
+            "fleet_machines_with",
+            "Machines of which something holds, whatever their phase; heartbeating: within the silence limit",
+            &[Label::one_of("fact", FACTS)],
+            |sample, _| {
+                let facts = sample.facts.iter().filter(|(fact, _)| FACTS.contains(&fact.as_str()));
+                facts.map(|(fact, count)| line([("fact", fact)], number(*count))).collect()
+            },
+        );
+        book.add_of_fleet(
+            "fleet_heartbeat_age_seconds",
+            "Age of the last heartbeats of machines with an agent, counted anew with each sample",
+            &[],
+            Ages(self.clone()),
+        );
+    }
+
+    fn register_work(&self, book: &mut Book) {
+        let processes = [with_others(&process_label(), Process::ALL.map(Process::as_str))];
+        self.gauge(book, "fleet_work_active", "Work items under way", &processes, |sample, _| {
+            let work = sample.work.iter();
+            work.map(|(process, count)| line([("process", process)], number(*count))).collect()
+        });
+        self.gauge(
+            book,
+            "fleet_work_due",
+            "Machines that are due for work which nobody does",
+            &processes,
+            |sample, _| {
+                let due = sample.due.iter();
+                due.map(|(process, waiting)| line([("process", process)], number(waiting.machines))).collect()
+            },
+        );
+        self.gauge(
+            book,
+            "fleet_work_due_oldest_seconds",
+            "How long the machine has been due that has waited for longest",
+            &processes,
+            |sample, _| {
+                let due = sample.due.iter();
+                due.map(|(process, waiting)| line([("process", process)], waiting.oldest_seconds)).collect()
+            },
+        );
+        self.gauge(
+            book,
+            "fleet_backoffs",
+            "Machines that wait before something is tried again that failed",
+            &processes,
+            |sample, _| {
+                let backoffs = sample.backoffs.iter();
+                backoffs.map(|(process, count)| line([("process", process)], number(*count))).collect()
+            },
+        );
+        self.gauge(
+            book,
+            "fleet_brakes",
+            "1 while a brake is on: for new machines of a provider (creation), or for recovery",
+            &[
+                Label::one_of("kind", BRAKES),
+                Label::names("scope", "names that the configuration gives providers, and `*` for all", 101),
+            ],
+            brakes,
+        );
+    }
+
+    fn register_places(&self, book: &mut Book) {
+        let places = [
+            provider_label(),
+            Label::names(
+                "location",
+                "providers' words for places, empty where they have none; those with the most machines, and `other`",
+                MOST_PLACES + 100,
+            ),
+        ];
+        self.gauge(book, "fleet_place_machines", "Machines at a place", &places, |sample, _| {
+            let places = sample.places.iter();
+            places.map(|place| line(place_labels(place), number(place.machines))).collect()
+        });
+        self.gauge(
+            book,
+            "fleet_place_memory_bytes",
+            "Memory of the machines at a place, as far as they have told",
+            &places,
+            |sample, _| {
+                let places = sample.places.iter();
+                places.map(|place| line(place_labels(place), amount(place.memory_bytes))).collect()
+            },
+        );
+        self.gauge(
+            book,
+            "fleet_place_cpu_threads",
+            "Processor threads of the machines at a place, as far as they have told",
+            &places,
+            |sample, _| {
+                let places = sample.places.iter();
+                places.map(|place| line(place_labels(place), amount(place.cpu_threads))).collect()
+            },
+        );
+    }
+
+    fn gauge(
+        &self,
+        book: &mut Book,
+        name: &'static str,
+        help: &'static str,
+        labels: &[Label],
+        lines: fn(&FleetSample, Timestamp) -> Vec<Line>,
+    ) {
+        book.add_of_fleet(name, help, labels, SampleGauge { metrics: self.clone(), lines });
+    }
+}
+
+/// A series, and its value.
+struct Line {
+    labels: Vec<(&'static str, String)>,
+    value: f64,
+}
+
+fn line<const N: usize>(labels: [(&'static str, &String); N], value: f64) -> Line {
+    Line { labels: labels.map(|(name, value)| (name, value.clone())).into(), value }
+}
+
+fn place_labels(place: &crate::model::fleet_sample::Place) -> [(&'static str, &String); 2] {
+    [("provider", &place.provider), ("location", &place.location)]
+}
+
+/// Each brake that there could be is shown, on or off.
+fn brakes(sample: &FleetSample, _: Timestamp) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for kind in BRAKES {
+        for scope in sample.scopes() {
+            if kind == "creation" && scope == ALL {
+                continue;
+            }
+            let on = sample.brakes.iter().any(|brake| brake.kind == kind && brake.scope == scope);
+            let labels = vec![("kind", kind.to_owned()), ("scope", scope)];
+            lines.push(Line { labels, value: f64::from(u8::from(on)) });
+        }
+    }
+    lines
+}
+
+/// A label of ours whose values a newer release may have more of.
+fn with_others(label: &Label, known: impl IntoIterator<Item = &'static str>) -> Label {
+    Label::one_of(label.name, known.into_iter().chain([OTHER]))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "fleets are far below 2^52 machines")]
+const fn number(count: u64) -> f64 {
+    count as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a page more or less of a fleet's memory is nothing")]
+const fn amount(sum: i64) -> f64 {
+    sum as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "milliseconds since 1970 are far below 2^52")]
+fn seconds_of(at: Timestamp) -> f64 {
+    at.timestamp_millis() as f64 / 1_000.0
+}
+
+/// A gauge that is read from the newest sample.
+struct SampleGauge {
+    metrics: FleetMetrics,
+    lines: fn(&FleetSample, Timestamp) -> Vec<Line>,
+}
+
+impl fmt::Debug for SampleGauge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SampleGauge").finish_non_exhaustive()
+    }
+}
+
+impl EncodeMetric for SampleGauge {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let shown = self.metrics.lock();
+        let Some((taken_at, sample)) = &shown.latest else { return Ok(()) };
+        for Line { labels, value } in (self.lines)(sample, *taken_at) {
+            if labels.is_empty() {
+                encoder.encode_gauge(&value)?;
+            } else {
+                encoder.encode_family(&labels)?.encode_gauge(&value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+
+    fn is_empty(&self) -> bool {
+        self.metrics.lock().latest.is_none()
+    }
+}
+
+/// The ages of heartbeats, of all samples that were shown.
+#[derive(Debug)]
+struct Ages(FleetMetrics);
+
+impl EncodeMetric for Ages {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let shown = self.0.lock();
+        let bounds = AGE_BOUNDS.into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(shown.ages.iter().copied()).collect();
+        encoder.encode_histogram::<NoLabelSet>(shown.ages_sum, shown.ages.iter().sum(), &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.lock().latest.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fleet_sample::{BrakeOn, Place, Tally};
+    use crate::model::policy::Policy;
+
+    fn sample() -> FleetSample {
+        let mut sample = Tally::new(Policy::default()).finish(Vec::new(), Vec::new());
+        sample.heartbeat_ages.counts[1] = 2;
+        sample.heartbeat_ages.sum_seconds = 6.5;
+        sample
+    }
+
+    fn shown(metrics: &FleetMetrics) -> Vec<String> {
+        let mut book = Book::default();
+        metrics.register(&mut book);
+        book.plain().unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn nothing_is_shown_before_the_first_sample_and_nothing_of_an_older_one_afterwards() {
+        let metrics = FleetMetrics::default();
+        assert_eq!(shown(&metrics), Vec::<String>::new());
+        let at = Timestamp::from_timestamp(1_800_000_000, 0).unwrap();
+        let place = |provider: &str| Place {
+            provider: provider.to_owned(),
+            location: "a \"row\"".to_owned(),
+            machines: 3,
+            memory_bytes: 1 << 40,
+            cpu_threads: 96,
+        };
+        metrics.show(at, FleetSample { places: vec![place("old")], ..sample() });
+        let brake = BrakeOn { kind: "recovery".to_owned(), scope: "rack".to_owned() };
+        metrics.show(at, FleetSample { places: vec![place("rack")], brakes: vec![brake], ..sample() });
+        let lines = shown(&metrics);
+        for line in [
+            "shepherd_fleet_machines{phase=\"Ready\"} 0.0",
+            "shepherd_fleet_place_machines{provider=\"rack\",location=\"a \\\"row\\\"\"} 3.0",
+            "shepherd_fleet_place_memory_bytes{provider=\"rack\",location=\"a \\\"row\\\"\"} 1099511627776.0",
+            "shepherd_fleet_brakes{kind=\"recovery\",scope=\"rack\"} 1.0",
+            "shepherd_fleet_brakes{kind=\"recovery\",scope=\"*\"} 0.0",
+            "shepherd_fleet_brakes{kind=\"creation\",scope=\"rack\"} 0.0",
+            "shepherd_fleet_heartbeat_age_seconds_bucket{le=\"1.0\"} 0",
+            "shepherd_fleet_heartbeat_age_seconds_bucket{le=\"5.0\"} 4",
+            "shepherd_fleet_heartbeat_age_seconds_bucket{le=\"+Inf\"} 4",
+            "shepherd_fleet_heartbeat_age_seconds_sum 13.0",
+            "shepherd_fleet_sample_time_seconds 1800000000.0",
+        ] {
+            assert!(lines.iter().any(|shown| shown == line), "{line} is missing in\n{}", lines.join("\n"));
+        }
+        assert!(!lines.iter().any(|line| line.contains("\"old\"")), "{}", lines.join("\n"));
+    }
+}

@@ -1,0 +1,146 @@
+//! What a machine counts for, line by line.
+
+use super::*;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
+}
+
+fn machine(phase: &str) -> SeenMachine {
+    SeenMachine {
+        at: at(1_000),
+        phase: phase.to_owned(),
+        phase_since: at(900),
+        deadline: None,
+        lanes: Vec::new(),
+        backoffs: Vec::new(),
+        provider: Some("rack".to_owned()),
+        location: Some("here".to_owned()),
+        agent_started: true,
+        heartbeat_at: Some(at(980)),
+        installation: Installation::None,
+        held: false,
+        hardware: Some((64, 8)),
+    }
+}
+
+fn count(machines: &[SeenMachine]) -> FleetSample {
+    let mut tally = Tally::new(Policy::default());
+    for machine in machines {
+        tally.add(machine);
+    }
+    tally.finish(Vec::new(), Vec::new())
+}
+
+#[test]
+fn a_fleet_is_counted_once_in_each_minute() {
+    assert_eq!(minute_of(at(59)), at(0));
+    assert_eq!(minute_of(at(60)), at(60));
+    for (latest, now, due) in [
+        (None, at(0), true),
+        (Some(at(0)), at(59), false),
+        (Some(at(0)), at(60), true),
+        (Some(at(600)), at(60), false),
+    ] {
+        assert_eq!(is_due(latest, now), due, "{latest:?} at {now}");
+    }
+}
+
+#[test]
+fn machines_stand_under_their_phase_with_the_oldest_and_those_over_their_deadline() {
+    let old = SeenMachine { phase_since: at(400), deadline: Some(at(999)), ..machine("Recovering") };
+    let exactly = SeenMachine { deadline: Some(at(1_000)), ..machine("Recovering") };
+    let sample = count(&[machine("Ready"), old, exactly, machine("Napping")]);
+    let phase = |machines, oldest_seconds, over_deadline| InPhase { machines, oldest_seconds, over_deadline };
+    assert_eq!(sample.phases["Ready"], phase(1, 100.0, 0));
+    assert_eq!(sample.phases["Recovering"], phase(2, 600.0, 1));
+    assert_eq!(sample.phases[OTHER], phase(1, 100.0, 0));
+    assert_eq!(sample.phases["Silent"], InPhase::default());
+    assert_eq!(sample.phases.len(), Phase::ALL.len() + 1);
+}
+
+#[test]
+fn work_waits_when_it_could_be_done_and_nobody_does_it() {
+    let lane = |process: &str, ready: i64| SeenLane {
+        process: Some(process.to_owned()),
+        ready_at: Some(at(ready)),
+        ..SeenLane::default()
+    };
+    let mut seen = machine("Ready");
+    seen.lanes = vec![
+        lane("Update", 940),
+        lane("Update", 999),
+        lane("Update", 1_001),
+        SeenLane { leased: true, ..lane("AgentStart", 900) },
+        SeenLane { timer: true, ..lane("Recovery", 900) },
+        lane("Polishing", 1_000),
+    ];
+    seen.backoffs = vec!["AgentStart".to_owned(), "Polishing".to_owned()];
+    let sample = count(&[seen]);
+    assert_eq!(sample.due["Update"], Waiting { machines: 2, oldest_seconds: 60.0 });
+    assert_eq!(sample.due["AgentStart"], Waiting::default());
+    assert_eq!(sample.due["Recovery"], Waiting::default());
+    assert_eq!(sample.due[OTHER], Waiting { machines: 1, oldest_seconds: 0.0 });
+    assert_eq!((sample.backoffs["AgentStart"], sample.backoffs[OTHER]), (1, 1));
+}
+
+#[test]
+fn heartbeats_count_by_their_age_and_only_of_machines_with_an_agent() {
+    let silence = i64::try_from(Policy::default().recovery_silence_timeout.0.as_secs()).unwrap();
+    let heard = |seconds| SeenMachine { heartbeat_at: Some(at(1_000 - seconds)), ..machine("Ready") };
+    let gone = SeenMachine { agent_started: false, ..heard(1) };
+    let sample =
+        count(&[heard(0), heard(1), heard(2), heard(silence - 1), heard(silence), heard(9_000), gone]);
+    assert_eq!(sample.facts["heartbeating"], 4);
+    assert_eq!(sample.facts["agent-started"], 6);
+    let ages = &sample.heartbeat_ages;
+    assert_eq!((ages.counts[0], ages.counts[1], ages.counts[AGE_BOUNDS.len()]), (2, 1, 1));
+    assert_eq!(ages.counts.iter().sum::<u64>(), 6);
+    assert!((ages.sum_seconds - f64::from(i32::try_from(2 * silence + 9_002).unwrap())).abs() < 1e-6);
+}
+
+#[test]
+fn hardware_is_added_up_by_place_and_places_are_bounded() {
+    let elsewhere = |location: String| SeenMachine { location: Some(location), ..machine("Ready") };
+    let mut machines = vec![machine("Ready"), machine("Ready"), machine("Retired")];
+    machines.push(SeenMachine { hardware: None, ..machine("Ready") });
+    machines.push(SeenMachine { location: None, ..machine("New") });
+    machines.push(SeenMachine { provider: None, ..machine("New") });
+    let sample = count(&machines);
+    let place = |location: &str, machines, memory_bytes, cpu_threads| Place {
+        provider: "rack".to_owned(),
+        location: location.to_owned(),
+        machines,
+        memory_bytes,
+        cpu_threads,
+    };
+    assert_eq!(sample.places, [place("", 1, 64, 8), place("here", 3, 128, 16)]);
+    assert_eq!(sample.facts["without-provider"], 1);
+
+    machines.extend((0..500).map(|n| elsewhere(format!("row {n}\n"))));
+    machines.push(elsewhere("x".repeat(1_000)));
+    machines.push(elsewhere(OTHER.to_owned()));
+    let sample = count(&machines);
+    assert_eq!(sample.places.len(), MOST_PLACES, "the rest stands under the place that is called so");
+    let all: u64 = sample.places.iter().map(|place| place.machines).sum();
+    assert_eq!(all, 4 + 502);
+    assert!(sample.places.contains(&place("here", 3, 128, 16)));
+    assert!(sample.places.iter().all(|place| place.location.len() <= LONGEST_PLACE));
+    assert!(!sample.places.iter().any(|place| place.location.contains('\n')));
+}
+
+#[test]
+fn a_sample_reads_back_and_one_of_another_release_too() {
+    let brake = |kind: &str, scope: &str| BrakeOn { kind: kind.to_owned(), scope: scope.to_owned() };
+    let mut tally = Tally::new(Policy::default());
+    tally.add(&machine("Ready"));
+    let work = vec![("Update".to_owned(), 2), ("Polishing".to_owned(), 1)];
+    let sample = tally.finish(work, vec![brake("recovery", "far"), brake("unheard-of", "rack")]);
+    assert_eq!(sample.brakes, [brake("recovery", "far")]);
+    assert_eq!(sample.scopes(), ["*", "far", "rack"]);
+    assert_eq!((sample.work["Update"], sample.work[OTHER]), (2, 1));
+    let text = serde_json::to_string(&sample).unwrap();
+    assert_eq!(serde_json::from_str::<FleetSample>(&text).unwrap(), sample);
+    let other = "{\"phases\": {\"Ready\": {\"machines\": 3, \"youngest\": 1}}, \"moods\": {}}";
+    assert_eq!(serde_json::from_str::<FleetSample>(other).unwrap().phases["Ready"].machines, 3);
+}

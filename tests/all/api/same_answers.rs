@@ -1,0 +1,316 @@
+//! Whoever is asked, the answer is the same: two shepherds, and the database itself. Every command of
+//! `shepherdctl` is known here for what it does, so that none that reads is left out.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, ensure};
+use clap::Command;
+use serde_json::{Value, json};
+use shepherd::cli::order_key::grammar;
+use shepherd::model::access::Role;
+use shepherd::proto::fleet::v1::plan_client::PlanClient;
+use shepherd::proto::fleet::v1::{GetPlanRequest, GetPlanResponse};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::ChildStdout;
+use tokio::time::{Instant, timeout};
+use tonic::Request;
+
+use crate::api::command_line::{Operator, told};
+use crate::api::{Api, Key, order};
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::provided;
+use crate::harness::program::PATIENCE;
+
+/// Commands that read, and how each is asked; `M` stands for a machine, `FILE` for a configuration that changes
+/// something, `NOTHING` for one that changes nothing.
+const READS: &[(&str, &[&[&str]])] = &[
+    ("get machines", &[&[], &["--phase", "New", "--limit", "1"]]),
+    ("get sessions", &[&["--limit", "700"], &["--limit", "1"]]),
+    ("get work", &[&["--limit", "700"], &["--limit", "501"]]),
+    ("get providers", &[&[]]),
+    ("get loops", &[&[]]),
+    ("describe machine", &[&["M"]]),
+    ("why", &[&["M"]]),
+    ("timeline", &[&["M", "--limit", "2000"], &["M", "--limit", "501"]]),
+    (
+        "plan",
+        &[
+            &[],
+            &["--process", "Update", "--limit", "1"],
+            &["--machine", "M"],
+            &["--machine", "M", "--process", "Recovery", "--horizon", "1m"],
+            &["--diff", "FILE", "--limit", "2"],
+            &["--diff", "NOTHING"],
+        ],
+    ),
+    ("issues", &[&[]]),
+    ("policy get", &[&[]]),
+    ("tokens get", &[&[]]),
+];
+/// Commands that ask the database alone, those that ask nobody, and what never ends.
+const OTHERS: &[&str] = &["declare restored", "tokens bootstrap", "completions", "manual", "watch"];
+
+/// Every command that has none below it, and whether it orders something.
+fn leaves(command: &Command, path: &str, found: &mut Vec<(String, bool)>) {
+    if command.get_subcommands().next().is_none() {
+        let orders = command.get_arguments().any(|argument| argument.get_id() == "idempotency_key");
+        found.push((path.to_owned(), orders));
+    }
+    for below in command.get_subcommands() {
+        leaves(below, format!("{path} {}", below.get_name()).trim(), found);
+    }
+}
+
+#[test]
+fn every_command_is_known_for_what_it_does() {
+    let mut found = Vec::new();
+    leaves(&grammar(), "", &mut found);
+    assert!(found.len() > 15, "{found:?}");
+    for (path, orders) in &found {
+        let reads = READS.iter().any(|(known, _)| known == path);
+        let other = OTHERS.contains(&path.as_str());
+        let kinds = [*orders, reads, other].into_iter().filter(|is| *is).count();
+        assert_eq!(kinds, 1, "`{path}` is to be an order, or to stand in one of the lists here");
+    }
+    for path in READS.iter().map(|(path, _)| path).chain(OTHERS) {
+        assert!(found.iter().any(|(known, _)| known == path), "there is no `{path}`");
+    }
+}
+
+/// An answer without what it owes to the moment that it was asked at.
+fn steady(text: &str) -> anyhow::Result<String> {
+    let Ok(mut answer) = serde_json::from_str::<Value>(text) else {
+        // How long ago, and when.
+        let masked: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+        let mut words: Vec<&str> = masked.split_whitespace().collect();
+        words.dedup();
+        return Ok(words.join(" "));
+    };
+    let fields = answer.as_object_mut().context("an object")?;
+    for field in ["at", "until", "notes"] {
+        fields.remove(field);
+    }
+    for list in ["rows", "differences"] {
+        for row in fields.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            let row = row.as_object_mut().context("a row")?;
+            row.retain(|field, _| !["at", "before", "after"].contains(&field.as_str()));
+        }
+    }
+    Ok(answer.to_string())
+}
+
+/// A fleet with enough to list: more sessions, work and events than a page has, many of one moment.
+async fn populate(api: &Api) -> anyhow::Result<String> {
+    let machine = provided(&api.pool).await?;
+    provided(&api.pool).await?;
+    for statement in [
+        "INSERT INTO loop_pause VALUES ('provisioner', 'rack', 'no more for now', 'kim', clock_timestamp(), NULL)",
+        "INSERT INTO session (session_id, process_id, component, runtime_info, interval_ms, started_at, deadline)
+         SELECT gen_random_uuid(), gen_random_uuid(), 'updater', '{\"host\": \"rack1\", \"pid\": 7}', 1000,
+                clock_timestamp(), clock_timestamp() + INTERVAL '1 d' FROM generate_series(1, 600)",
+        "INSERT INTO work SELECT gen_random_uuid(), 'observe', gen_random_uuid(), 'Update', n,
+                clock_timestamp() - n % 3 * INTERVAL '1 h' FROM generate_series(1, 600) n",
+    ] {
+        sqlx::query(statement).execute(&api.pool).await?;
+    }
+    for statement in [
+        "INSERT INTO history (machine_id, at, event, detail)
+         SELECT $1, TIMESTAMPTZ '2026-01-01' + n % 2 * INTERVAL '1 h', 'tested', n::TEXT
+         FROM generate_series(1, 1300) n",
+        "INSERT INTO work_backoff VALUES ($1, 'AgentStart', 3, 1000, now() + INTERVAL '1 h', 'no route to host')",
+    ] {
+        sqlx::query(statement).bind(machine.0).execute(&api.pool).await?;
+    }
+    let machine = machine.to_string();
+    let admin = api.key(Role::Admin, &[], None).await?;
+    let hold = json!({ "machine": machine, "after": "2h", "order": order("a new disk", "k") });
+    api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    Ok(machine)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_reading_command_says_the_same_whoever_is_asked() -> TestResult {
+    let api = Api::start("api_same_answers").await?;
+    let machine = populate(&api).await?;
+    let (other, stop) = api.another().await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let file = kim.home.path().join("new.toml");
+    std::fs::write(&file, "ssh_user = \"root\"\nupdate_interval_stable = \"10m\"\n")?;
+    let nothing = kim.home.path().join("nothing.toml");
+    std::fs::write(&nothing, "ssh_user = \"root\"\n[[provider]]\nurl = \"https://kim:secret@h\"\n")?;
+    let (file, nothing) = (file.to_str().context("text")?, nothing.to_str().context("text")?);
+    let servers = [api.server.local_addr, other.local_addr];
+    for (path, questions) in READS {
+        for (question, output) in
+            questions.iter().flat_map(|question| [(question, "json"), (question, "table")])
+        {
+            let words = question.iter().map(|word| match *word {
+                "M" => machine.as_str(),
+                "FILE" => file,
+                "NOTHING" => nothing,
+                other => other,
+            });
+            let arguments: Vec<&str> = path.split(' ').chain(words).chain(["-o", output]).collect();
+            same(&kim, &arguments, &servers).await?;
+        }
+    }
+    // That they are the same says nothing of what there is nothing of.
+    let plan = kim.json(&["plan"])?;
+    assert!(plan["rows"].as_array().is_some_and(|rows| !rows.is_empty()), "{plan}");
+    let plan = kim.json(&["plan", "--diff", file])?;
+    assert!(plan["differences"].as_array().is_some_and(|found| !found.is_empty()), "{plan}");
+    let issues = kim.json(&["issues"])?;
+    assert!(issues["issues"].as_array().is_some_and(|issues| !issues.is_empty()), "{issues}");
+    let count = |of: Value, list: &str| of[list].as_array().map_or(0, Vec::len);
+    assert!(count(kim.json(&["timeline", &machine, "--limit", "2000"])?, "events") > 1300);
+    assert!(count(kim.json(&["get", "work", "--limit", "700"])?, "work") == 600);
+    assert!(count(kim.json(&["get", "sessions", "--limit", "700"])?, "sessions") > 600);
+
+    kim.reach(&[other.local_addr])?;
+    stop.cancel();
+    other.ended().await;
+    let refused = kim.asked(&["hold", &machine, "--reason", "nobody is there"]).await?;
+    let said = String::from_utf8(refused.stderr)?;
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("no server of this context answers") && said.contains("--direct"), "{said}");
+    Ok(api.stop().await?)
+}
+
+/// Asks both servers and the database, and again while time has passed between them.
+async fn same(kim: &Operator<'_>, arguments: &[&str], servers: &[SocketAddr; 2]) -> anyhow::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let mut answers = vec![steady(&kim.direct(arguments)?)?];
+        for server in servers {
+            kim.reach(&[*server])?;
+            answers.push(steady(&told(&kim.asked(arguments).await?)?)?);
+        }
+        if answers.iter().all(|answer| *answer == answers[0]) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "{arguments:?} is answered differently:\n{}", answers.join("\n"));
+    }
+}
+
+async fn plan(api: &Api, key: &Key, request: GetPlanRequest) -> anyhow::Result<Vec<GetPlanResponse>> {
+    let mut request = Request::new(request);
+    request.metadata_mut().insert("authorization", format!("Bearer {}", key.token).parse()?);
+    let mut pieces = PlanClient::new(api.channel(None).await?).get(request).await?.into_inner();
+    let mut found = Vec::new();
+    while let Some(piece) = timeout(PATIENCE, pieces.message()).await?? {
+        found.push(piece);
+    }
+    Ok(found)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plan_is_for_whom_it_concerns_and_what_is_asked_of_it_is_read_as_directly() -> TestResult {
+    let api = Api::start("api_plan").await?;
+    let machine = provided(&api.pool).await?.to_string();
+    let (ours, theirs) =
+        (api.key(Role::Viewer, &["rack"], None).await?, api.key(Role::Viewer, &["other"], None).await?);
+    let total = |pieces: &[GetPlanResponse]| pieces[0].head.as_ref().map(|head| head.total);
+    let asked = GetPlanRequest { horizon: "2h".to_owned(), limit: 1, ..Default::default() };
+    let found = plan(&api, &ours, asked.clone()).await?;
+    assert!(total(&found) > Some(1) && found.iter().map(|piece| piece.rows.len()).sum::<usize>() == 1);
+    assert_eq!(total(&plan(&api, &theirs, asked).await?), Some(0), "nothing of other providers' machines");
+    let refused = api.call(Some(&ours.token), "Issues/List", json!({})).await?;
+    assert_eq!(refused.code, 403, "what is wrong with the fleet is the fleet's: {refused:?}");
+    for (body, code, part) in [
+        (json!({ "machine": machine }), 404, "no machine"),
+        (json!({ "process": "Explode" }), 400, "Explode"),
+        (json!({ "horizon": "soon" }), 400, "is no duration"),
+        (json!({ "limit": -1 }), 400, "limit is -1"),
+        (
+            json!({ "configuration": "heartbeat_interval = \"0s\"" }),
+            400,
+            "the configuration file: --heartbeat_interval 0s leaves no time at all",
+        ),
+        (json!({ "configuration": "z".repeat(20_000) }), 400, "longer than 16384 bytes"),
+    ] {
+        let refused = api.call(Some(&theirs.token), "Plan/Get", body).await?;
+        assert_eq!(refused.code, code, "{refused:?}");
+        assert!(refused.message().contains(part), "{refused:?}");
+    }
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_with_a_typed_key_is_carried_out_once_and_answered_again() -> TestResult {
+    let api = Api::start("api_typed_keys").await?;
+    let (first, second) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let hold = |machine| ["hold", machine, "--reason", "a disk", "--idempotency_key", "k1"];
+    for (machine, through_api) in [(&first, true), (&second, false)] {
+        let give = |arguments: &[&str]| if through_api { kim.ask(arguments) } else { kim.direct(arguments) };
+        let held = give(&hold(machine))?;
+        give(&["release", machine, "--idempotency-key", "k2"])?;
+        assert_eq!(give(&hold(machine))?, held, "it is answered as it was");
+        let holds = api.count("SELECT count(*) FROM machine_hold").await?;
+        assert_eq!(holds, 0, "and not held again");
+        let other = give(&["hold", machine, "--reason", "another", "--idempotency_key", "k1"]);
+        let said = other.err().context("another order with that key")?.to_string();
+        assert!(said.contains("k1"), "{said}");
+    }
+    assert_eq!(
+        api.count("SELECT count(*) FROM audit WHERE rpc LIKE '%/Hold' AND outcome = 'changed'").await?,
+        2
+    );
+
+    let create =
+        |key| ["tokens", "create", "lee", "--role", "viewer", "--reason", "r", "--idempotency_key", key];
+    for (key, through_api) in [("k3", true), ("k4", false)] {
+        let give = |arguments: &[&str]| if through_api { kim.ask(arguments) } else { kim.direct(arguments) };
+        give(&create(key))?;
+        let again = give(&create(key)).err().context("a token is said once")?.to_string();
+        assert!(again.contains("has made the token") && again.contains("tokens revoke"), "{again}");
+    }
+    let good = "SELECT count(*) FROM access_credential WHERE name = 'lee' AND revoked_at IS NULL";
+    assert_eq!(api.count(good).await?, 2, "one for each key");
+    Ok(api.stop().await?)
+}
+
+/// The next line that has all of `words`.
+async fn line(lines: &mut Lines<BufReader<ChildStdout>>, words: &[&str]) -> anyhow::Result<String> {
+    loop {
+        let line = timeout(PATIENCE, lines.next_line()).await.context("the watch is silent")??;
+        let line = line.context("the watch ended")?;
+        if words.iter().all(|word| line.contains(word)) {
+            return Ok(line);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_of_the_command_line_survives_the_shepherd_that_told_it() -> TestResult {
+    let api = Api::start("api_watching").await?;
+    let (machine, still) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let said = kim.direct(&["watch"]).err().context("the database tells no watch")?.to_string();
+    assert!(said.contains("--context"), "{said}");
+    let (other, stop) = api.another().await?;
+    kim.reach(&[other.local_addr, api.server.local_addr])?;
+    let mut child =
+        tokio::process::Command::from(kim.command(&["watch", "--provider", "rack", "-o", "json"]))
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().context("its answer")?).lines();
+    let mut errors = BufReader::new(child.stderr.take().context("its errors")?).lines();
+    for _ in 0..2 {
+        line(&mut lines, &["\"event\":\"machine\""]).await?;
+    }
+    stop.cancel();
+    other.ended().await;
+    let told = timeout(PATIENCE, errors.next_line()).await??.context("it says so")?;
+    assert!(told.contains(&format!("going on at {}", api.server.local_addr)), "{told}");
+    kim.direct(&["hold", &machine, "--reason", "while it moved"])?;
+    let news = line(&mut lines, &["\"event\":\"machine\""]).await?;
+    assert!(news.contains(&machine) && news.contains("held"), "and not {still}, which is as it was: {news}");
+    child.kill().await?;
+    Ok(api.stop().await?)
+}

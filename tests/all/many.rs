@@ -1,0 +1,157 @@
+//! Orders about the machines that a filter means, and labels: through the API and in the database.
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
+use shepherd::bmdb::each::Each;
+use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::listing::Filter;
+use shepherd::bmdb::selection::{Given, RPC, Selection};
+use shepherd::bmdb::tags::tags;
+use shepherd::model::access::Scope;
+use shepherd::model::facts::HoldScope;
+use shepherd::model::label::{Labels, Wanted};
+use shepherd::model::order_limits::OrderLimits;
+
+use crate::bmdb_kit::Kit;
+use crate::harness::aloud::TestResult;
+
+fn order(key: &str, dry_run: bool) -> Order {
+    Order {
+        actor: Actor { name: "kim".to_owned(), credential: None },
+        rpc: RPC.to_owned(),
+        target: "the machines of a filter".to_owned(),
+        reason: "the row is rewired".to_owned(),
+        idempotency_key: Some(key.to_owned()).filter(|_| !dry_run),
+        dry_run,
+        expected_version: None,
+        request: request_digest(key.as_bytes()),
+    }
+}
+
+/// An operator's selection of the machines of these providers.
+fn of(providers: &[&str], expected: usize) -> Selection {
+    let providers = providers.iter().map(|&provider| provider.to_owned()).collect();
+    Selection {
+        filter: Filter { providers, ..Filter::default() },
+        scope: Scope::Everything,
+        expected: Some(expected),
+        beyond_limits: false,
+        admin: false,
+    }
+}
+
+fn refusal(given: Result<Given, BmdbError>) -> Result<&'static str> {
+    match given {
+        Err(BmdbError::OrderRefused { reason, .. }) => Ok(reason),
+        other => anyhow::bail!("expected a refusal, got {other:?}"),
+    }
+}
+
+const HOLD: Each = Each::Hold { scope: HoldScope::Power, until: None };
+
+#[tokio::test]
+async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_ended() -> TestResult {
+    let kit = Kit::new("orders_about_many").await?;
+    let row = kit.provided(3, "rack").await?;
+    kit.provided(2, "other").await?;
+    kit.bmdb
+        .change_policy("test", |policy| {
+            policy.order_limits = OrderLimits { machines: 3, machines_per_hour: 4 };
+        })
+        .await?;
+    let give =
+        |key: &'static str, selection| kit.bmdb.order_many(order(key, false), selection, HOLD, "kim".into());
+    let held = "SELECT count(*) FROM machine_hold";
+
+    let dry = kit.bmdb.order_many(order("dry", true), of(&["rack"], 0), HOLD, "kim".into()).await?;
+    assert_eq!((dry.outcomes.len(), &dry.refusal, kit.count(held).await?), (3, &None, 0));
+    assert_eq!(refusal(give("few", of(&["rack"], 2)).await)?, "OTHER_COUNT");
+    assert_eq!(refusal(give("five", of(&["rack", "other"], 5)).await)?, "TOO_MANY");
+    assert_eq!(refusal(give("all", of(&[], 5)).await)?, "EVERYBODY");
+    assert_eq!(kit.count(held).await?, 0, "what was refused did something");
+
+    // One of them has gone its own way since the first part of it was carried out.
+    let given = give("k", of(&["rack"], 3)).await?;
+    assert!(given.outcomes.iter().all(|one| one.done.changed && !one.refused), "{given:?}");
+    sqlx::query("DELETE FROM audit WHERE idempotency_key LIKE 'k/%' AND machine_id = $1")
+        .bind(row[1].0)
+        .execute(&kit.pool)
+        .await?;
+    sqlx::query("DELETE FROM machine_hold WHERE machine_id = $1").bind(row[1].0).execute(&kit.pool).await?;
+    let (more, before) = (kit.provided(1, "rack").await?, kit.count("SELECT count(*) FROM audit").await?);
+    let again = give("k", of(&["rack"], 3)).await?;
+    assert!(again.repeated && again.audit == given.audit && again.outcomes.len() == 3, "{again:?}");
+    assert_eq!(kit.count(held).await?, 3, "the one that had not got it has it, and the newcomer has not");
+    assert_eq!(kit.count("SELECT count(*) FROM audit").await?, before + 1, "once for each");
+    assert!(!again.outcomes.iter().any(|one| one.name.machine == more[0].0));
+
+    // Three of the four that may be within an hour are used up.
+    assert_eq!(refusal(give("two", of(&["other"], 2)).await)?, "TOO_MANY_IN_AN_HOUR");
+    let beyond = Selection { beyond_limits: true, ..of(&[], 6) };
+    assert_eq!(refusal(give("operator", beyond.clone()).await)?, "NOT_AN_ADMIN");
+    let all = give("admin", Selection { admin: true, ..beyond }).await?;
+    assert_eq!((all.outcomes.len(), kit.count(held).await?), (6, 6));
+    let told = "SELECT count(*) FROM audit WHERE (before->>'beyond_limits')::BOOL AND outcome = 'changed'";
+    assert_eq!(kit.count(told).await?, 1, "the audit has that it went beyond the limits");
+    kit.database.advance(std::time::Duration::from_mins(61)).await?;
+    assert_eq!(give("later", of(&["other"], 2)).await?.outcomes.len(), 2, "an hour later there is room");
+    Ok(())
+}
+
+#[tokio::test]
+async fn labels_are_facts_that_lists_go_by_and_a_quarantine_by_hand_stays() -> TestResult {
+    let kit = Kit::new("labels").await?;
+    let machines = kit.provided(3, "rack").await?;
+    let label = |set: &[(&str, &str)], remove: &[&str]| Each::Label {
+        set: set.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect::<Labels>(),
+        remove: remove.iter().map(|&key| key.to_owned()).collect(),
+    };
+    let each = |key: &'static str, number: usize, each: Each| {
+        kit.bmdb.order_each(order(key, false), machines[number], each, "kim".into())
+    };
+    each("1", 0, label(&[("row", "7"), ("owner", "kim")], &[])).await?;
+    each("2", 1, label(&[("row", "8")], &[])).await?;
+    let changed = each("3", 0, label(&[], &["owner"])).await?;
+    assert_eq!(changed.done.said, "is labelled row=7");
+    assert_eq!(
+        (changed.before.context("before")?, changed.after.context("after")?),
+        (json!({ "labels": { "owner": "kim", "row": "7" } }), json!({ "labels": { "row": "7" } }))
+    );
+    let listed = async |wanted: &str| -> Result<usize> {
+        let labels = vec![Wanted::read(wanted).map_err(anyhow::Error::msg)?];
+        let selection = Selection { filter: Filter { labels, ..Filter::default() }, ..of(&[], 0) };
+        Ok(kit
+            .bmdb
+            .order_many(order("dry", true), selection, Each::Retry, "kim".into())
+            .await?
+            .outcomes
+            .len())
+    };
+    assert_eq!((listed("row").await?, listed("row=7").await?, listed("owner").await?), (2, 1, 0));
+    let first = machines[0];
+    let shown = kit.bmdb.inspect(move |tx| Box::pin(async move { tags(tx, first).await })).await?;
+    let told = shown.iter().find(|tag| tag.table == "machine_labels").context("no such fact")?;
+    assert_eq!(told.row["labels"], json!({ "row": "7" }));
+    each("4", 1, label(&[], &["row"])).await?;
+    assert_eq!(kit.count("SELECT count(*) FROM machine_labels").await?, 1, "who has none has no row");
+
+    each("5", 2, Each::Quarantine).await?;
+    let phase = "SELECT count(*) FROM machine_due WHERE phase_index = 'Quarantined' AND process IS NULL";
+    assert!(kit.count(phase).await? >= 1, "it is not left alone");
+    each("6", 2, Each::Release { quarantine: true }).await?;
+    assert_eq!(kit.count(phase).await?, 0);
+    let events: Vec<String> = sqlx::query_scalar(
+        "SELECT event FROM history WHERE event IN ('Labelled', 'QuarantineOrdered', 'QuarantineReleased') ORDER BY at",
+    )
+    .fetch_all(&kit.pool)
+    .await?;
+    let labelled = ["Labelled"; 4];
+    assert_eq!(events[..4], labelled);
+    assert_eq!(events[4..], ["QuarantineOrdered", "QuarantineReleased"]);
+    let audit: Value = sqlx::query_scalar("SELECT after FROM audit WHERE idempotency_key = '5'")
+        .fetch_one(&kit.pool)
+        .await?;
+    assert_eq!(audit["quarantine"]["reason"], "by kim: the row is rewired");
+    Ok(())
+}

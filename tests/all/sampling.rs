@@ -1,0 +1,143 @@
+//! Counting the fleet: once a minute, by one of any number of shepherds, right, and by nobody who has lost the
+//! right to.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use shepherd::bmdb::change::FactChange;
+use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::bmdb::sample::LEASE;
+use shepherd::manager::metrics::ManagerMetrics;
+use shepherd::manager::sampler;
+use shepherd::model::backoff::BackoffFact;
+use shepherd::model::fleet_sample::FleetSample;
+use shepherd::model::process::Process;
+use tokio_util::sync::CancellationToken;
+
+use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, hold, until};
+use crate::harness::aloud::TestResult;
+
+const HELD: &str = "SELECT count(*) FROM named_lease WHERE lease_session IS NOT NULL";
+const OPEN: &str = "SELECT count(*) FROM session WHERE closed_at IS NULL";
+const SAMPLES: &str = "SELECT count(*) FROM fleet_sample";
+
+/// What is counted now.
+async fn counted(kit: &Kit) -> Result<FleetSample> {
+    sampler::count(&kit.bmdb, &CancellationToken::new()).await?.context("it was stopped")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fleet_is_counted_by_its_facts() -> TestResult {
+    let kit = Kit::new("sampling_counts").await?;
+    let machines = kit.provided(1_050, "rack").await?;
+    kit.provided(3, "elsewhere").await?;
+    let now = kit.bmdb.snapshot(machines[0]).await?.now;
+    let backoff = BackoffFact {
+        failures: 2,
+        last_interval: Duration::from_mins(5),
+        until: now + Duration::from_mins(5),
+        cause: "no route".to_owned(),
+    };
+    let old = BackoffFact { until: now - Duration::from_mins(5), ..backoff.clone() };
+    kit.change(machines[0], vec![FactChange::Backoff(Process::AgentStart, backoff)]).await?;
+    kit.change(machines[1], vec![FactChange::Backoff(Process::AgentStart, old)]).await?;
+    kit.change(machines[2], vec![hold("new disks")]).await?;
+    let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::Update).await?;
+    sqlx::query("INSERT INTO brake VALUES ('recovery', '*', 'many', now(), now())")
+        .execute(&kit.pool)
+        .await?;
+
+    let sample = counted(&kit).await?;
+    assert_eq!(sample.phases["Provided"].machines, 1_053);
+    assert_eq!(sample.facts["provided"], 1_053);
+    assert_eq!((sample.facts["held"], sample.facts["agent-started"]), (1, 0));
+    assert_eq!(sample.backoffs["AgentStart"], 1, "one that is over counts");
+    assert_eq!(sample.work["Update"], 1);
+    let places: Vec<(&str, u64)> =
+        sample.places.iter().map(|place| (place.provider.as_str(), place.machines)).collect();
+    assert_eq!(places, [("elsewhere", 3), ("rack", 1_050)]);
+    let brakes: Vec<(&str, &str)> =
+        sample.brakes.iter().map(|brake| (brake.kind.as_str(), brake.scope.as_str())).collect();
+    assert_eq!(brakes, [("recovery", "*")]);
+    // All but the one that waits and the one that is held; and all but the one that is worked on.
+    assert_eq!((sample.due["AgentStart"].machines, sample.due["Update"].machines), (1_051, 1_052));
+    work.cancel("counted").await?;
+    Ok(shepherd.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_shepherds_one_counts_each_minute_and_both_show_it() -> TestResult {
+    let kit = Kit::new("sampling_two").await?;
+    kit.provided(5, "rack").await?;
+    let stop = CancellationToken::new();
+    let mut running = Vec::new();
+    for name in ["one", "other"] {
+        // Longer than all the minutes that the database's clock is moved by.
+        let shepherd = Shepherd::start(&kit, name, Duration::from_hours(1)).await?;
+        let book = Metrics::new();
+        let metrics = ManagerMetrics::register(&book);
+        let task = tokio::spawn(sampler::run(shepherd.sessions.clone(), metrics, stop.clone()));
+        running.push((shepherd, book, task));
+    }
+    for minutes in 1..=3 {
+        until("the minute is counted", async || Ok(kit.count(SAMPLES).await? >= minutes)).await?;
+        kit.database.advance(Duration::from_mins(1)).await?;
+    }
+    until("the last one is", async || Ok(kit.count(SAMPLES).await? >= 4)).await?;
+    let of_fleet = |book: &Metrics| -> Result<Vec<String>> {
+        let text = book.encode()?;
+        // A histogram grows with each sample that was seen, and not everybody sees each.
+        let lines =
+            text.lines().filter(|line| line.starts_with("shepherd_fleet_") && !line.contains("_age_"));
+        Ok(lines.map(str::to_owned).collect())
+    };
+    let five = "shepherd_fleet_machines{phase=\"Provided\"} 5.0";
+    until("both show the same", async || {
+        let (first, second) = (of_fleet(&running[0].1)?, of_fleet(&running[1].1)?);
+        Ok(first == second && first.iter().any(|line| line == five))
+    })
+    .await?;
+    let minutes = "SELECT count(DISTINCT date_trunc('minute', minute)) FROM fleet_sample";
+    assert_eq!(kit.count(minutes).await?, kit.count(SAMPLES).await?);
+    assert_eq!(
+        kit.count("SELECT count(*) FROM fleet_sample WHERE extract(second FROM minute) <> 0").await?,
+        0
+    );
+    stop.cancel();
+    for (shepherd, _, task) in running {
+        ended("a sampler", task).await?;
+        shepherd.stop().await?;
+    }
+    assert_eq!((kit.count(HELD).await?, kit.count(OPEN).await?), (0, 0));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_lost_the_lease_writes_no_count_down_and_a_minute_has_one() -> TestResult {
+    let kit = Kit::new("sampling_lost").await?;
+    let shepherd = Shepherd::start(&kit, "frozen", LONG).await?;
+    let (kind, name) = LEASE;
+    let session = shepherd.session().await?;
+    let lease = shepherd.bmdb.take_lease(&session, kind, name).await?.context("it is free")?;
+    let now = kit.bmdb.latest_sample(None).await?.now;
+    let sample = counted(&kit).await?;
+    assert!(shepherd.bmdb.store_sample(&lease, now, &sample).await?);
+    assert!(!shepherd.bmdb.store_sample(&lease, now, &sample).await?, "a minute has two");
+    let latest = kit.bmdb.latest_sample(None).await?;
+    assert_eq!(latest.sample.as_ref(), Some(&sample));
+    let (minute, _) = latest.of.context("there is one")?;
+    assert_eq!(kit.bmdb.latest_sample(Some(minute)).await?.sample, None, "it is no news");
+
+    kit.database.advance(Duration::from_mins(1)).await?;
+    let later = kit.bmdb.latest_sample(None).await?.now;
+    shepherd.bmdb.give_back_lease(&lease).await?;
+    let again = shepherd.bmdb.take_lease(&session, kind, name).await?.context("it is free again")?;
+    let late = shepherd.bmdb.store_sample(&lease, later, &sample).await;
+    assert!(matches!(late, Err(BmdbError::LeaseLost)), "{late:?}");
+    assert!(shepherd.bmdb.store_sample(&again, later, &sample).await?);
+    assert_eq!(kit.count(SAMPLES).await?, 2);
+    Ok(shepherd.stop().await?)
+}
