@@ -24,6 +24,10 @@ use crate::harness::mode::Mode;
 
 /// How many connections each test that runs beside others may count on.
 const CONNECTIONS_PER_TEST: usize = 60;
+/// By the number of connections the server measures the room for what SERIALIZABLE transactions have read, which it
+/// keeps for as long as any of them is open, in whatever database. Without room it fails transactions of one test
+/// for what it has forgotten of others, and goes on failing them until the oldest has ended.
+const ROOM: usize = 4;
 const TEMPLATE: &str = "shepherd_template";
 
 static KEEPER: LazyLock<Result<mpsc::Sender<Request>, String>> = LazyLock::new(start_keeper);
@@ -198,7 +202,7 @@ async fn prepare() -> anyhow::Result<PrivatePostgres> {
 fn server_connections() -> u16 {
     let told = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse::<usize>().ok());
     let at_once = told.or_else(|| thread::available_parallelism().ok().map(Into::into)).unwrap_or(4);
-    u16::try_from((at_once + 2) * CONNECTIONS_PER_TEST).unwrap_or(u16::MAX).min(5000)
+    u16::try_from((at_once + 2) * CONNECTIONS_PER_TEST * ROOM).unwrap_or(u16::MAX).min(5000)
 }
 
 /// Every statement that a database was sent, which the server then forgets: it counts 5,000 in all.
