@@ -95,17 +95,25 @@ fn brakes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
     view.brakes
         .iter()
         .filter(|brake| is_over(brake, &view.facts))
-        .map(|brake| {
-            let whose = if brake.scope == "*" { "all machines" } else { &brake.scope };
-            let why = brake.reason.trim_start_matches("brake: ");
-            let why = if due.reason.contains(why) { String::new() } else { format!(": {why}") };
-            format!(
-                "the {} brake of {whose} has been on for {}{why}",
-                brake.kind,
-                rough(between(brake.engaged_at, now))
-            )
-        })
+        .map(|brake| brake_line(brake, &due.reason, now))
         .collect()
+}
+
+fn brake_line(brake: &BrakeLine, waited_for: &str, now: Timestamp) -> String {
+    let whose = if brake.scope == "*" { "all machines" } else { &brake.scope };
+    let why = brake.reason.trim_start_matches("brake: ");
+    // The brake counts on while the machine waits for what was counted when it was looked at.
+    let told = without_digits(waited_for).contains(&without_digits(why));
+    let why = if told { String::new() } else { format!(": {why}") };
+    format!(
+        "the {} brake of {whose} has been on for {}{why}",
+        brake.kind,
+        rough(between(brake.engaged_at, now))
+    )
+}
+
+fn without_digits(text: &str) -> String {
+    text.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
 
 pub(super) fn is_over(brake: &BrakeLine, facts: &MachineFacts) -> bool {
@@ -176,4 +184,36 @@ fn disagreement(lane: &LaneView, due: &Due, policy_version: i64) -> Option<Strin
     }
     let drift = drift_of(&lane.stored()?, due, policy_version)?;
     Some(format!("{drift}; the next sweep repairs that"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::time::before;
+
+    #[test]
+    fn a_brake_that_is_waited_for_is_told_without_its_reason_though_it_counted_on() {
+        let now = Timestamp::from_timestamp_nanos(0);
+        let brake = BrakeLine {
+            kind: "recovery".to_owned(),
+            scope: "sim".to_owned(),
+            reason: "brake: 5 of 10 machines of provider sim fell silent".to_owned(),
+            engaged_at: before(now, Duration::from_mins(3)),
+            seen_at: now,
+        };
+        for (waited_for, line) in [
+            (
+                "brake: 4 of 10 machines of provider sim fell silent",
+                "the recovery brake of sim has been on for 3m",
+            ),
+            (
+                "brake: 4 of 10 machines of provider rack fell silent",
+                "the recovery brake of sim has been on for 3m: 5 of 10 machines of provider sim fell silent",
+            ),
+        ] {
+            assert_eq!(brake_line(&brake, waited_for, now), line);
+        }
+    }
 }
