@@ -183,6 +183,13 @@ A shepherd tells it. When that one stops or dies, the watch goes on at the next 
     /// Pause a loop in every shepherd, and let it go on
     #[command(subcommand)]
     Loops(Loops),
+    /// Retire a machine: its provider takes it back, and only the record of it stays
+    #[command(
+        after_help = examples::RETIRE,
+        args_conflicts_with_subcommands = true,
+        subcommand_negates_reqs = true
+    )]
+    Retire(Retire),
     /// Allow what was refused for safety
     #[command(subcommand)]
     Allow(Allow),
@@ -450,6 +457,62 @@ pub struct Retry {
     /// Or many.
     #[command(flatten)]
     pub selection: Selection,
+}
+
+/// A machine to give back, or a change of mind.
+#[derive(Debug, Args)]
+pub struct Retire {
+    /// What to do with a retirement that was begun
+    #[command(subcommand)]
+    pub change: Option<RetireChange>,
+    /// The machine
+    #[arg(value_name = "M", required = true)]
+    pub machine: Option<String>,
+    /// Wipe it first; no agent and no provider of this release offers that yet
+    #[arg(long)]
+    pub wipe: bool,
+    /// Why, for the audit and whoever asks `why`
+    #[arg(long, value_name = "TEXT", required = true)]
+    pub reason: Option<String>,
+}
+
+/// What can be done with a retirement that was begun.
+#[derive(Debug, Subcommand)]
+pub enum RetireChange {
+    /// Let it stay; possible until its provider is told to take it back
+    #[command(after_help = examples::RETIRE_CANCEL)]
+    Cancel(CancelRetire),
+    /// Leave out the stage that it is at, when that cannot be done
+    #[command(after_help = examples::RETIRE_WAIVE)]
+    Waive(Waive),
+}
+
+/// A machine that is to stay.
+#[derive(Debug, Args)]
+pub struct CancelRetire {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// A stage to leave out.
+#[derive(Debug, Args)]
+pub struct Waive {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// The stage: wipe or release
+    #[arg(value_name = "STAGE")]
+    pub stage: String,
+    /// What then remains undone, word by word; without the right words, they are said
+    #[arg(long = "i_know", value_name = "WORDS", default_value = "")]
+    pub i_know: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
 }
 
 /// A host key to believe.

@@ -118,6 +118,24 @@ pub const LOOPS_RESUME: &str = "\
 Example:
   shepherdctl loops resume recoverer --provider rack-a --reason 'the switch is in'";
 
+/// `retire`.
+pub const RETIRE: &str = "\
+Examples:
+  shepherdctl retire sim-0007 --reason 'its lease ends'
+  shepherdctl retire cancel sim-0007 --reason 'it is needed after all'
+  shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not given back' --reason 'the provider is gone'";
+
+/// `retire cancel`.
+pub const RETIRE_CANCEL: &str = "\
+Example:
+  shepherdctl retire cancel sim-0007 --reason 'it is needed after all'";
+
+/// `retire waive`.
+pub const RETIRE_WAIVE: &str = "\
+Examples:
+  shepherdctl retire waive sim-0007 wipe --i_know 'sim/sim-0007 is not wiped' --reason 'its disks are shredded'
+  shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not given back' --reason 'the provider is gone'";
+
 /// `allow host-key`.
 pub const ALLOW_HOST_KEY: &str = "\
 Example:

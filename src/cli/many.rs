@@ -228,10 +228,10 @@ pub async fn many(
         expected
     } else {
         let listed = look(source, selection, &each, reason).await?;
-        if listed.is_empty() && format == Format::Table {
+        if listed.is_empty() {
             return Ok("no machine is meant; nothing was changed\n".to_owned());
         }
-        if listed.is_empty() { 0 } else { typed(&listed)? }
+        typed(&listed)?
     };
     let lines = give(source, selection, each, reason, expected).await?;
     if format == Format::Json {

@@ -29,6 +29,7 @@ pub mod remote;
 pub mod remote_outlook;
 pub mod remote_read;
 pub mod restored;
+pub mod retire;
 pub mod run;
 pub mod shell;
 pub mod source;

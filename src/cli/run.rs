@@ -19,8 +19,8 @@ use crate::cli::policy::PolicyCommand;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    contexts, describe, get, issues, loops, many, operate, output, plan, policy, restored, shell, timeline,
-    tokens, watch, why, yaml,
+    contexts, describe, get, issues, loops, many, operate, output, plan, policy, restored, retire, shell,
+    timeline, tokens, watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -102,6 +102,7 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
         FleetCommand::Quarantine(asked) => many::quarantine(source, asked, format).await,
         FleetCommand::Label(asked) => many::label(source, asked, format).await,
         FleetCommand::Unlabel(asked) => many::unlabel(source, asked, format).await,
+        FleetCommand::Retire(retire) => retire::retire(source, retire, format).await,
         FleetCommand::Declare(Declare::Restored(declared)) => {
             restored::restored(source.direct("`declare restored`")?, declared, format).await
         }

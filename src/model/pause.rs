@@ -27,11 +27,14 @@ pub enum Loop {
     Updater,
     /// Brings providers' machines into the BMDB.
     Provisioner,
+    /// Gives machines back to their providers.
+    Retirer,
 }
 
 impl Loop {
     /// All of them, in the order in which a machine meets them.
-    pub const ALL: [Self; 4] = [Self::Provisioner, Self::Initializer, Self::Recoverer, Self::Updater];
+    pub const ALL: [Self; 5] =
+        [Self::Provisioner, Self::Initializer, Self::Recoverer, Self::Updater, Self::Retirer];
 
     /// The name used in the database, on the command line and in flags.
     #[must_use]
@@ -41,6 +44,7 @@ impl Loop {
             Self::Recoverer => "recoverer",
             Self::Updater => "updater",
             Self::Provisioner => "provisioner",
+            Self::Retirer => "retirer",
         }
     }
 
@@ -51,6 +55,7 @@ impl Loop {
             Process::AgentStart => Self::Initializer,
             Process::Recovery => Self::Recoverer,
             Process::Update => Self::Updater,
+            Process::Retirement => Self::Retirer,
         }
     }
 }
@@ -68,7 +73,7 @@ impl FromStr for Loop {
         Self::ALL.into_iter().find(|one| one.as_str() == name).ok_or_else(|| UnknownName {
             what: "loop",
             name: name.to_owned(),
-            known: "provisioner, initializer, recoverer, updater",
+            known: "provisioner, initializer, recoverer, updater, retirer",
         })
     }
 }
