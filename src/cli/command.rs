@@ -466,7 +466,7 @@ pub struct Retire {
     #[command(subcommand)]
     pub change: Option<RetireChange>,
     /// The machine
-    #[arg(value_name = "M", required = true)]
+    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
     pub machine: Option<String>,
     /// Wipe it first; no agent and no provider of this release offers that yet
     #[arg(long)]
@@ -474,6 +474,9 @@ pub struct Retire {
     /// Why, for the audit and whoever asks `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
 }
 
 /// What can be done with a retirement that was begun.

@@ -122,6 +122,7 @@ Example:
 pub const RETIRE: &str = "\
 Examples:
   shepherdctl retire sim-0007 --reason 'its lease ends'
+  shepherdctl retire --label row=7 --reason 'the row is sold' --dry_run
   shepherdctl retire cancel sim-0007 --reason 'it is needed after all'
   shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not given back' --reason 'the provider is gone'";
 

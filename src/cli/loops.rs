@@ -11,6 +11,7 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::bmdb::pause::{NewPause, pauses};
 use crate::cli::again;
+use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
 use crate::cli::get;
@@ -251,9 +252,13 @@ fn told(
     format: Format,
 ) -> Result<String, CliError> {
     match format {
-        Format::Json => get::json(&json!({
-            "loop": of.as_str(), "provider": provider, "changed": changed, "said": said,
-        })),
-        Format::Table => Ok(format!("{} {said}\n", what(of, provider))),
+        Format::Json => {
+            let mut answer = json!({
+                "loop": of.as_str(), "provider": provider, "changed": changed, "said": said,
+            });
+            dry_run::mark(&mut answer);
+            get::json(&answer)
+        }
+        Format::Table => Ok(format!("{}\n", dry_run::line(&format!("{} {said}", what(of, provider))))),
     }
 }

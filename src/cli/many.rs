@@ -18,6 +18,7 @@ use crate::bmdb::find::id_of;
 use crate::bmdb::listing::Filter;
 use crate::bmdb::selection::{RPC, Selection as Selected};
 use crate::cli::again;
+use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::find;
@@ -224,14 +225,20 @@ pub async fn many(
     reason: Option<&str>,
     format: Format,
 ) -> Result<String, CliError> {
+    if dry_run::asked() {
+        return tried(look(source, selection, &each, reason).await?, format);
+    }
     let expected = if let Some(expected) = selection.yes_count {
         expected
     } else {
-        let listed = look(source, selection, &each, reason).await?;
-        if listed.is_empty() {
+        let Listed { names, refusal } = look(source, selection, &each, reason).await?;
+        if let Some(said) = refusal {
+            return Err(CliError::Wrong(said));
+        }
+        if names.is_empty() && format == Format::Table {
             return Ok("no machine is meant; nothing was changed\n".to_owned());
         }
-        typed(&listed)?
+        if names.is_empty() { 0 } else { typed(&names)? }
     };
     let lines = give(source, selection, each, reason, expected).await?;
     if format == Format::Json {
@@ -251,19 +258,44 @@ pub async fn many(
     Ok(text)
 }
 
-/// The machines that are meant, and nothing is changed. What would be refused for them all is refused here.
+/// The machines that an order would be about.
+struct Listed {
+    names: Vec<MachineName>,
+    /// Why it would be refused, if it would be.
+    refusal: Option<String>,
+}
+
+/// What a dry run says: the machines, and whether the order would be given.
+fn tried(listed: Listed, format: Format) -> Result<String, CliError> {
+    let Listed { names, refusal } = listed;
+    if format == Format::Json {
+        let mut answer = serde_json::json!({ "machines": names, "refusal": refusal });
+        dry_run::mark(&mut answer);
+        return json(&answer);
+    }
+    let mut text = String::new();
+    for name in &names {
+        let _ = writeln!(text, "{}", name.short());
+    }
+    let given =
+        refusal.map_or_else(|| "the order would be given".to_owned(), |said| format!("refused: {said}"));
+    let _ = writeln!(text, "{}", dry_run::line(&format!("this is about {}; {given}", count(names.len()))));
+    Ok(text)
+}
+
+/// The machines that are meant, and nothing is changed.
 async fn look(
     source: &Source,
     selection: &Selection,
     each: &Each,
     reason: Option<&str>,
-) -> Result<Vec<MachineName>, CliError> {
-    let (names, refusal) = match source {
+) -> Result<Listed, CliError> {
+    Ok(match source {
         Source::Direct(bmdb) => {
             let order = Order { dry_run: true, ..order_of(reason, None) };
             let given = bmdb.order_many(order, selected(selection, None)?, each.clone(), who()).await?;
             let names = given.outcomes.into_iter().map(|outcome| outcome.name).collect::<Vec<_>>();
-            (names, given.refusal)
+            Listed { names, refusal: given.refusal }
         }
         Source::Api(remote) => {
             let order = v1::Order {
@@ -274,13 +306,9 @@ async fn look(
             let request = message(selection, each, order, None);
             let said = OrdersClient::new(remote.service()).give(request).await.map_err(refused)?.into_inner();
             let names = said.outcomes.into_iter().map(|outcome| remote_read::name(outcome.name));
-            (names.collect::<Result<Vec<_>, _>>()?, said.refusal)
+            Listed { names: names.collect::<Result<_, _>>()?, refusal: said.refusal }
         }
-    };
-    match refusal {
-        Some(said) => Err(CliError::Wrong(said)),
-        None => Ok(names),
-    }
+    })
 }
 
 async fn give(
@@ -356,6 +384,7 @@ fn what(each: &Each) -> What {
         Each::Release { quarantine } => What::Release(v1::ReleaseEach { quarantine: *quarantine }),
         Each::Retry => What::Retry(v1::RetryEach {}),
         Each::Quarantine => What::Quarantine(v1::QuarantineEach {}),
+        Each::Retire { wipe } => What::Retire(v1::RetireEach { wipe: *wipe }),
         Each::Label { set, remove } => {
             What::Label(v1::LabelEach { set: set.clone(), remove: remove.clone() })
         }

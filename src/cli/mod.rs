@@ -12,6 +12,7 @@ pub mod again;
 pub mod command;
 pub mod contexts;
 pub mod describe;
+pub mod dry_run;
 pub mod error;
 pub mod examples;
 pub mod get;

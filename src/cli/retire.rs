@@ -2,7 +2,7 @@
 
 use crate::bmdb::action::{Done, by};
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
+use crate::bmdb::each::Each;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::find::id_of;
 use crate::bmdb::retirement::{self, Refused};
@@ -11,6 +11,7 @@ use crate::cli::again;
 use crate::cli::command::{CancelRetire, Retire, RetireChange, Waive};
 use crate::cli::error::CliError;
 use crate::cli::machine::find;
+use crate::cli::many::many;
 use crate::cli::operate::{carried, direct, reason_or_none, told, who};
 use crate::cli::output::Format;
 use crate::cli::source::Source;
@@ -31,9 +32,11 @@ pub async fn retire(source: &Source, arguments: &Retire, format: Format) -> Resu
 
 /// `retire M`.
 async fn begun(source: &Source, arguments: &Retire, format: Format) -> Result<String, CliError> {
-    let (machine, reason) = (arguments.machine.as_deref(), arguments.reason.as_deref());
-    let (machine, reason) = (machine.unwrap_or_default(), said(reason.unwrap_or_default())?);
+    let reason = said(arguments.reason.as_deref().unwrap_or_default())?;
     let wipe = arguments.wipe;
+    let Some(machine) = arguments.machine.as_deref() else {
+        return many(source, &arguments.selection, Each::Retire { wipe }, Some(reason), format).await;
+    };
     let bmdb = match source {
         Source::Direct(bmdb) => bmdb,
         Source::Api(remote) => {
@@ -123,9 +126,6 @@ async fn order(
     let decide = move |snapshot: &Snapshot| {
         decide(snapshot).map_err(|(reason, said)| (reason, format!("{short} {said}")))
     };
-    match bmdb.order_machine_or_refuse(order, id_of(&name), decide).await {
-        Ok(carried) => told(name, carried.done, format),
-        Err(BmdbError::OrderRefused { said, .. }) => Err(CliError::Wrong(said)),
-        Err(error) => Err(error.into()),
-    }
+    let carried = bmdb.order_machine_or_refuse(order, id_of(&name), decide).await?;
+    told(name, carried.done, format)
 }

@@ -19,8 +19,8 @@ use crate::cli::policy::PolicyCommand;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    contexts, describe, get, issues, loops, many, operate, output, plan, policy, restored, retire, shell,
-    timeline, tokens, watch, why, yaml,
+    contexts, describe, dry_run, get, issues, loops, many, operate, output, plan, policy, restored, retire,
+    shell, timeline, tokens, watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -40,9 +40,10 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             bmdb_url: given_as_flag(&matches, "bmdb_url"),
             context: given_as_flag(&matches, "context"),
         };
-        Ok((flags, order_key::typed(&matches), Cli::from_arg_matches(&matches)?))
+        let typed = (order_key::typed(&matches), dry_run::typed(&matches));
+        Ok((flags, typed, Cli::from_arg_matches(&matches)?))
     });
-    let (flags, key, cli) = match parsed {
+    let (flags, (key, dry), cli) = match parsed {
         Ok(parsed) => parsed,
         Err(said) => return say_usage(&said, &given),
     };
@@ -50,7 +51,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         say(warning);
     }
     let command = format!("{:?}", cli.command);
-    let answered = Box::pin(order_key::scope(key, &command, answer(&cli, flags))).await;
+    let answered = Box::pin(order_key::scope(key, &command, dry_run::scope(dry, answer(&cli, flags)))).await;
     match answered.and_then(|text| Ok(output::print(&text)?)) {
         Ok(()) => 0,
         Err(error) => {

@@ -2,6 +2,7 @@
 //! in the middle of work, twice at once, cancelled; and when the shepherd dies at the step that cannot be taken
 //! back. Each ends as `docs/retiring.md` says, and what the simulator saw was ordered once.
 
+use std::collections::BTreeSet;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -12,10 +13,13 @@ use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
 use shepherd::bmdb::retirement::{Leave, RetirementChange};
 use shepherd::bmdb::work::Decision;
 use shepherd::model::facts::{Hold, HoldScope};
+use shepherd::model::policy::Budget;
 use shepherd::model::process::Process;
+use shepherd::model::time::Span;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd};
 use crate::checker::{Records, check};
+use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, PATIENCE, Program, endpoint};
 use crate::harness::port::reserved;
 
@@ -83,16 +87,21 @@ async fn outcome(fleet: &Fleet, id: &str) -> Result<String> {
     Ok(sqlx::query_scalar(outcome).bind(id).fetch_one(&fleet.pool).await?)
 }
 
-/// Orders to take that machine back which the simulator carried out.
-fn releases(journal: &[Value], id: &str) -> usize {
-    let calls: Vec<&Value> = journal
+/// The machines that the simulator took back, once for each order that it carried out.
+fn taken_back(journal: &[Value]) -> Vec<&str> {
+    let done = |call: &Value| {
+        journal.iter().any(|line| line["phase"] == "end" && line["call"] == *call && line["outcome"] == "ok")
+    };
+    journal
         .iter()
-        .filter(|line| line["phase"] == "start" && line["what"] == "release" && line["machine"] == id)
-        .map(|line| &line["call"])
-        .collect();
-    let done =
-        |line: &&Value| line["phase"] != "start" && line["outcome"] == "ok" && calls.contains(&&line["call"]);
-    journal.iter().filter(done).count()
+        .filter(|line| line["phase"] == "start" && line["what"] == "release" && done(&line["call"]))
+        .filter_map(|line| line["machine"].as_str())
+        .collect()
+}
+
+/// How often it took that one back.
+fn releases(journal: &[Value], id: &str) -> usize {
+    taken_back(journal).into_iter().filter(|machine| *machine == id).count()
 }
 
 async fn failed_heartbeats(fleet: &Fleet, id: &str) -> Result<u64> {
@@ -114,7 +123,7 @@ fn retire(id: &str) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_way_out_ends_as_it_is_documented_and_is_ordered_once() -> Result<()> {
+async fn every_way_out_ends_as_it_is_documented_and_is_ordered_once() -> TestResult {
     let simulator = ["--machines", "7", "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start("retire", &simulator).await?;
     let endpoints = [endpoint()?];
@@ -316,10 +325,77 @@ async fn with_shepherds_that_die(fleet: &Fleet, endpoints: &[String]) -> Result<
     Ok(())
 }
 
+/// Machines of the order below.
+const MANY: usize = 500;
+/// How many of them may be given back.
+const BUDGET: usize = 7;
+
+/// Names in what a command printed, one a line, the first word.
+fn names(said: &str) -> BTreeSet<&str> {
+    said.split_whitespace().filter(|word| word.starts_with("sim/sim-")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_about_five_hundred_stops_at_each_limit_and_a_dry_run_lists_them() -> TestResult {
+    let count = MANY.to_string();
+    let fleet = Fleet::start("retire_many", &["--machines", &count, "--persistent_percent", "100"]).await?;
+    let made = [
+        "--components=provisioner",
+        "--provisioner_max_machines=500",
+        "--provisioner_reservation_chunk_size=500",
+        "--provisioner_device_creation_rate=1ms,500",
+        "--provisioner_reconciler_rate=1s,1",
+    ];
+    let shepherd = fleet.shepherd("maker", &[endpoint()?], &made)?;
+    fleet.until("all are made", "SELECT count(*) = 500 FROM machine_provided").await?;
+    stop(&fleet, shepherd).await?;
+    // A window that does not pass while the test runs, however busy its host is.
+    let bmdb = fleet.database.bmdb().await?;
+    bmdb.change_policy("test", |policy| {
+        policy.release_budget = Budget { count: u32::try_from(BUDGET).unwrap_or(0), window: Span::hours(12) };
+    })
+    .await?;
+
+    let all = ["retire", "--provider", "sim", "--reason", "the rack is sold"];
+    let with = |flags: &[&'static str]| [&all[..], flags].concat();
+    let (code, listed) = ctl(&fleet, &with(&["--dry_run", "--beyond_limits"])).await?;
+    assert_eq!((code, names(&listed).len()), (Some(0), MANY), "{listed}");
+    assert!(listed.ends_with("this is about 500 machines; the order would be given"), "{listed}");
+    let (code, within) = ctl(&fleet, &with(&["--dry_run"])).await?;
+    assert_eq!((code, names(&within)), (Some(0), names(&listed)));
+    assert!(within.contains("refused: ") && within.contains("50"), "{within}");
+    refuses(&fleet, &with(&["--yes_count", "500"]), "50").await?;
+    refuses(&fleet, &with(&["--yes_count", "499", "--beyond_limits"]), "500 machines").await?;
+    assert!(fleet.holds("SELECT count(*) = 0 FROM machine_retirement").await?, "nothing was ordered yet");
+    let (code, ordered) = ctl(&fleet, &with(&["--yes_count", "500", "--beyond_limits"])).await?;
+    assert_eq!((code, names(&ordered)), (Some(0), names(&listed)), "the same list");
+    assert!(ordered.ends_with("500 machines: 500 changed"), "{ordered}");
+    assert!(fleet.holds("SELECT count(*) = 500 FROM audit WHERE rpc LIKE '%Machines/Retire'").await?);
+
+    let flags = ["--components=retirer", "--retirer_loop_parallelism=4", "--retirer_db_query_rate=1ms,100"];
+    let shepherd = fleet.shepherd("retirer", &[endpoint()?], &flags)?;
+    fleet
+        .until(
+            "all others are put off by the budget",
+            "SELECT count(*) = 493 FROM work_postponed
+             WHERE reason = 'the budget to give machines back is used up (7 in 12h)'",
+        )
+        .await?;
+    assert_eq!(taken_back(&fleet.journal()?).len(), BUDGET);
+    assert!(fleet.holds("SELECT count(*) = 7 FROM machine_retirement WHERE finished_at IS NOT NULL").await?);
+    let waiting: String = sqlx::query_scalar(
+        "SELECT provider_id FROM machine_provided JOIN work_postponed USING (machine_id) LIMIT 1",
+    )
+    .fetch_one(&fleet.pool)
+    .await?;
+    says(&fleet, &["why", &waiting], "the budget to give machines back is used up (7 in 12h)").await?;
+    Ok(stop(&fleet, shepherd).await?)
+}
+
 /// A hold, a cancellation or a second database that comes between the decision and the order: it is asked for
 /// right before it is given.
 #[tokio::test]
-async fn machine_is_given_back_only_as_things_are_right_before() -> Result<()> {
+async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
     let kit = Kit::new("retire_asked").await?;
     let shepherd = Shepherd::start(&kit, "retirer", LONG).await?;
     let machine = kit.provided(1, "rack").await?[0];
@@ -332,14 +408,14 @@ async fn machine_is_given_back_only_as_things_are_right_before() -> Result<()> {
 
     let hold = Hold { scope: HoldScope::Power, reason: "disks".into(), by: "lee".into(), until: None };
     kit.change(machine, vec![FactChange::Held(hold)]).await?;
-    ensure!(matches!(ask().await?, Leave::Refused(refusal) if refusal.reason.contains("lee holds it")));
+    assert!(matches!(ask().await?, Leave::Refused(refusal) if refusal.reason.contains("lee holds it")));
     kit.change(machine, vec![FactChange::HoldCleared, FactChange::Retirement(RetirementChange::Cleared)])
         .await?;
-    ensure!(matches!(ask().await?, Leave::Refused(_)), "it was cancelled");
+    assert!(matches!(ask().await?, Leave::Refused(_)), "it was cancelled");
     assert_eq!(intents().await?, 0, "nothing was recorded");
     kit.change(machine, vec![FactChange::Retirement(requested)]).await?;
-    let Leave::Granted(intent) = ask().await? else { anyhow::bail!("refused") };
-    let Leave::Granted(again) = ask().await? else { anyhow::bail!("refused") };
+    let Leave::Granted(intent) = ask().await? else { panic!("refused") };
+    let Leave::Granted(again) = ask().await? else { panic!("refused") };
     assert_eq!((intents().await?, again), (1, intent), "asked again, it is the same order");
     kit.change(machine, vec![FactChange::Retirement(RetirementChange::Cleared)]).await?;
     assert_eq!(kit.count("SELECT count(*) FROM machine_retirement").await?, 1, "what was ordered stays");
@@ -352,12 +428,12 @@ async fn machine_is_given_back_only_as_things_are_right_before() -> Result<()> {
     );
     let open = kit.count("SELECT count(*) FROM intent WHERE settled_at IS NULL").await?;
     assert_eq!((open, kit.sweep().await?), (0, 0), "its schedule is what its facts demand");
-    shepherd.stop().await
+    Ok(shepherd.stop().await?)
 }
 
 /// In a group and singly, and whatever its boot.
 #[tokio::test]
-async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing_is_written() -> Result<()> {
+async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing_is_written() -> TestResult {
     let kit = Kit::new("retire_heard").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let agent = NewAgent {
