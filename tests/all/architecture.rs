@@ -154,6 +154,17 @@ fn every_statement_file_is_used() -> TestResult {
     Ok(())
 }
 
+/// `Cargo.toml` has no tests built for programs, so that one that stood there would never run.
+#[test]
+fn programs_hold_no_tests() -> TestResult {
+    let files = source::files("src/bin", "rs")?;
+    assert_eq!(files.len(), 3, "{files:?}");
+    for path in files {
+        assert!(!source::read(&path)?.contains("#[cfg(test)]"), "{} holds tests", path.display());
+    }
+    Ok(())
+}
+
 #[test]
 fn sql_stands_in_its_own_files_only() -> TestResult {
     let mut wrong = Vec::new();
