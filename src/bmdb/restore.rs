@@ -9,8 +9,8 @@
 //!
 //! Saying so lifts every fence beyond what can have been claimed since, ends what
 //! the backup holds of sessions, work and steps under way, and forgets how long
-//! it had listened. Retirements that had not come to a provider are cancelled. Every part may be repeated: whoever is interrupted says it
-//! again.
+//! it had listened. Retirements that had not come to a provider are cancelled.
+//! Every part may be repeated: whoever is interrupted says it again.
 
 use uuid::Uuid;
 

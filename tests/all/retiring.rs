@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
 use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat};
 use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
 use shepherd::bmdb::retirement::{Leave, RetirementChange};
 use shepherd::bmdb::work::Decision;
 use shepherd::model::facts::{Hold, HoldScope};
+use shepherd::model::ids::IntentId;
 use shepherd::model::policy::Budget;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
@@ -429,6 +431,42 @@ async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
     let open = kit.count("SELECT count(*) FROM intent WHERE settled_at IS NULL").await?;
     assert_eq!((open, kit.sweep().await?), (0, 0), "its schedule is what its facts demand");
     Ok(shepherd.stop().await?)
+}
+
+/// Who was on the way out when the backup was taken may have been told to stay since.
+#[tokio::test]
+async fn restored_database_keeps_whose_provider_was_not_told() -> TestResult {
+    let kit = Kit::new("retire_restored").await?;
+    let machines = kit.provided(3, "rack").await?;
+    let requested = RetirementChange::Requested { reason: "old".into(), by: "kim".into(), wipe: false };
+    let ordered = RetirementChange::ReleaseOrdered(IntentId::generate());
+    let over = RetirementChange::Finished("gone".into());
+    for (machine, then) in machines.iter().zip([None, Some(ordered), Some(over)]) {
+        let changes = [Some(requested.clone()), then].into_iter().flatten().map(FactChange::Retirement);
+        kit.change(*machine, changes.collect()).await?;
+    }
+    let order = Order {
+        actor: Actor { name: "kim".to_owned(), credential: None },
+        rpc: "restored".to_owned(),
+        target: "the BMDB".to_owned(),
+        reason: "the disk was lost".to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(&[]),
+    };
+    // Whoever was cut off says it again.
+    for _ in 0..2 {
+        kit.bmdb.declare_restored(order.clone(), "the disk was lost").await?;
+        let mut left = Vec::new();
+        for machine in &machines {
+            left.push(kit.bmdb.snapshot(*machine).await?.facts.retirement.is_some());
+        }
+        assert_eq!(left, [false, true, true]);
+    }
+    let told = "SELECT count(*) FROM history WHERE event = 'RetirementCancelled'";
+    assert_eq!((kit.count(told).await?, kit.sweep().await?), (1, 0));
+    Ok(())
 }
 
 /// In a group and singly, and whatever its boot.
