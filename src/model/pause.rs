@@ -96,6 +96,33 @@ pub struct Pause {
     pub until: Option<Timestamp>,
 }
 
+/// A loop, over all shepherds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoopState {
+    /// Which.
+    pub of: Loop,
+    /// Open sessions of its workers.
+    pub workers: i64,
+    /// Pauses that hold.
+    pub pauses: Vec<Pause>,
+}
+
+impl LoopState {
+    /// Every loop, from the pauses that hold and the open sessions of each component.
+    #[must_use]
+    pub fn all(pauses: &[Pause], sessions: &[(String, i64)]) -> Vec<Self> {
+        let workers = |of: Loop| sessions.iter().find(|(component, _)| component == of.as_str());
+        Loop::ALL
+            .into_iter()
+            .map(|of| Self {
+                of,
+                workers: workers(of).map_or(0, |(_, count)| *count),
+                pauses: pauses.iter().filter(|pause| pause.of == of).cloned().collect(),
+            })
+            .collect()
+    }
+}
+
 /// Until when a loop begins nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Paused {
@@ -203,6 +230,24 @@ mod tests {
             since: at(0),
             until: until.map(at),
         }
+    }
+
+    #[test]
+    fn every_loop_is_there_with_its_own_workers_and_pauses() {
+        let pauses = [pause(Loop::Recoverer, None, None), pause(Loop::Recoverer, Some("rack"), Some(9))];
+        let sessions = [("recoverer".to_owned(), 3), ("callback".to_owned(), 2), ("retirer".to_owned(), 1)];
+        let found: Vec<_> = LoopState::all(&pauses, &sessions)
+            .into_iter()
+            .map(|state| (state.of, state.workers, state.pauses.len()))
+            .collect();
+        let expected = [
+            (Loop::Provisioner, 0, 0),
+            (Loop::Initializer, 0, 0),
+            (Loop::Recoverer, 3, 2),
+            (Loop::Updater, 0, 0),
+            (Loop::Retirer, 1, 0),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]
