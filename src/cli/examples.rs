@@ -137,6 +137,15 @@ Examples:
   shepherdctl retire waive sim-0007 wipe --i_know 'sim/sim-0007 is not wiped' --reason 'its disks are shredded'
   shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not given back' --reason 'the provider is gone'";
 
+/// `debug bundle`.
+pub const DEBUG_BUNDLE: &str = "\
+Examples:
+  shepherdctl debug bundle
+  shepherdctl debug bundle --direct --machine sim-0007 --file /tmp/for-the-maintainers.tar.gz
+
+It has what the commands that read answer, as JSON: issues, machines, providers, sessions, work, loops, plan, policy; and
+why, facts and history of each machine that has an issue or is named. Passwords, tokens and keys are masked.";
+
 /// `allow host-key`.
 pub const ALLOW_HOST_KEY: &str = "\
 Example:

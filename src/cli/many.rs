@@ -8,18 +8,17 @@ use std::fmt::Write as _;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use serde::Serialize;
 
 use crate::bmdb::action::{Done, Until};
 use crate::bmdb::audit::Order;
 use crate::bmdb::each::Each;
 use crate::bmdb::find::id_of;
-use crate::bmdb::listing::Filter;
 use crate::bmdb::selection::{RPC, Selection as Selected};
 use crate::cli::again;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
+use crate::cli::filter::Filters;
 use crate::cli::get::json;
 use crate::cli::machine::find;
 use crate::cli::operate::{carried, direct, reason_or_none, told, who};
@@ -29,40 +28,24 @@ use crate::cli::remote::refused;
 use crate::cli::remote_read;
 use crate::cli::source::Source;
 use crate::model::access::Scope;
-use crate::model::label::{self, Labels, Wanted};
+use crate::model::label::{self, Labels};
 use crate::model::machine_view::MachineName;
 use crate::model::order_limits::count;
-use crate::model::phase::Phase;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::give_orders_request::What;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 use crate::proto::fleet::v1::orders_client::OrdersClient;
 
+/// Groups of flags, any of which stands for many machines instead of one.
+pub const MANY: [&str; 2] = ["Filters", "Selection"];
+
 /// The machines of an order, instead of one.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Instead of one machine")]
 pub struct Selection {
-    /// The machines in this phase; may be given several times
-    #[arg(
-        long,
-        value_name = "PHASE",
-        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
-        ignore_case = true,
-        hide_possible_values = true
-    )]
-    pub phase: Vec<String>,
-    /// The machines of this provider; may be given several times
-    #[arg(long, value_name = "NAME")]
-    pub provider: Vec<String>,
-    /// The machines whose location begins so; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    pub location: Vec<String>,
-    /// The machines that have this fact, as hold or quarantine; all that are given must be
-    #[arg(long, value_name = "FACT")]
-    pub tag: Vec<String>,
-    /// The machines with this label, KEY=VALUE or KEY; all that are given must be
-    #[arg(long, value_name = "LABEL")]
-    pub label: Vec<String>,
+    /// Which.
+    #[command(flatten)]
+    filters: Filters,
     /// How many machines that is: nothing is done if it is another number, and nobody is asked
     #[arg(long = "yes_count", value_name = "N")]
     pub yes_count: Option<u32>,
@@ -71,36 +54,11 @@ pub struct Selection {
     pub beyond_limits: bool,
 }
 
-impl Selection {
-    fn filter(&self) -> Result<Filter, CliError> {
-        let labels = self.label.iter().map(|text| Wanted::read(text)).collect::<Result<_, _>>();
-        Ok(Filter {
-            phases: self.phase.clone(),
-            providers: self.provider.clone(),
-            locations: self.location.clone(),
-            tags: self.tag.clone(),
-            labels: labels.map_err(CliError::Wrong)?,
-            ..Filter::default()
-        })
-    }
-
-    fn message(&self) -> v1::MachineFilter {
-        v1::MachineFilter {
-            phases: self.phase.clone(),
-            providers: self.provider.clone(),
-            locations: self.location.clone(),
-            tags: self.tag.clone(),
-            labels: self.label.clone(),
-            ..v1::MachineFilter::default()
-        }
-    }
-}
-
 /// Labels to set.
 #[derive(Debug, Args)]
 pub struct Label {
     /// The machine
-    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
     pub machine: Option<String>,
     /// The label; may be given several times
     #[arg(long, value_name = "KEY=VALUE", required = true)]
@@ -117,7 +75,7 @@ pub struct Label {
 #[derive(Debug, Args)]
 pub struct Unlabel {
     /// The machine
-    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
     pub machine: Option<String>,
     /// The label's key; may be given several times
     #[arg(long, value_name = "KEY", required = true)]
@@ -134,7 +92,7 @@ pub struct Unlabel {
 #[derive(Debug, Args)]
 pub struct Quarantine {
     /// The machine
-    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
     pub machine: Option<String>,
     /// Why, for whoever asks `why`
     #[arg(long, value_name = "TEXT")]
@@ -346,7 +304,7 @@ fn order_of(reason: Option<&str>, idempotency_key: Option<String>) -> Order {
 /// Whoever may write to the BMDB directly is believed to be an admin.
 fn selected(selection: &Selection, expected: Option<u32>) -> Result<Selected, CliError> {
     Ok(Selected {
-        filter: selection.filter()?,
+        filter: selection.filters.filter()?,
         scope: Scope::Everything,
         expected: expected.map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
         beyond_limits: selection.beyond_limits,
@@ -361,7 +319,7 @@ fn message(
     expected: Option<u32>,
 ) -> v1::GiveOrdersRequest {
     v1::GiveOrdersRequest {
-        filter: Some(selection.message()),
+        filter: Some(selection.filters.message()),
         order: Some(order),
         machines: expected.map(|count| i32::try_from(count).unwrap_or(i32::MAX)),
         beyond_limits: selection.beyond_limits,

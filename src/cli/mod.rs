@@ -9,12 +9,14 @@
 //! lock, with a line of history and of the audit that name who asked and why.
 
 pub mod again;
+pub mod bundle;
 pub mod command;
 pub mod contexts;
 pub mod describe;
 pub mod dry_run;
 pub mod error;
 pub mod examples;
+pub mod filter;
 pub mod get;
 pub mod hardware;
 pub mod issues;

@@ -9,6 +9,7 @@ use clap::parser::ValueSource;
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::url::password_warning;
+use crate::cli::bundle::Debug;
 use crate::cli::command::{Allow, Cli, Command, Declare, Describe, FleetCommand, Get, Tokens};
 use crate::cli::contexts::Contexts;
 use crate::cli::error::CliError;
@@ -19,8 +20,8 @@ use crate::cli::policy::PolicyCommand;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    contexts, describe, dry_run, get, issues, loops, many, operate, output, plan, policy, restored, retire,
-    shell, timeline, tokens, watch, why, yaml,
+    bundle, contexts, describe, dry_run, get, issues, loops, many, operate, output, plan, policy, restored,
+    retire, shell, timeline, tokens, watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -81,7 +82,8 @@ async fn answer(cli: &Cli, flags: Flags) -> Result<String, CliError> {
     }
 }
 
-async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<String, CliError> {
+/// What one command answers.
+pub(crate) async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<String, CliError> {
     match command {
         FleetCommand::Get(Get::Machines(filters)) => get::machines(source, filters, format).await,
         FleetCommand::Get(Get::Sessions(limited)) => get::sessions(source, limited.limit, format).await,
@@ -108,6 +110,7 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
             restored::restored(source.direct("`declare restored`")?, declared, format).await
         }
         FleetCommand::Allow(Allow::HostKey(allow)) => operate::allow_host_key(source, allow, format).await,
+        FleetCommand::Debug(Debug::Bundle(asked)) => bundle::bundle(source, asked, format).await,
         FleetCommand::Tokens(Tokens::Bootstrap(first)) => {
             tokens::bootstrap(source.direct("`tokens bootstrap`")?, first, format).await
         }
