@@ -14,6 +14,11 @@ SELECT s.machine_id AS "machine_id!", s.created_at AS "created_at!",
        s.recovery_deadline, s.recovery_boot_id_before, s.recovery_next_at, s.recovery_note,
        s.recovery_obstacle,
        s.retirement_reason, s.retirement_requested_at, s.retirement_finished_at,
+       CASE WHEN s.retirement_requested_at IS NOT NULL THEN (
+           SELECT jsonb_build_object('by', t.requested_by, 'wipe', t.wipe, 'wipe_waived_at', t.wipe_waived_at,
+                  'wipe_waived_by', t.wipe_waived_by, 'release_ordered_at', t.release_ordered_at,
+                  'release_intent', t.release_intent, 'outcome', t.outcome, 'listed_since', t.listed_since)
+           FROM machine_retirement t WHERE t.machine_id = s.machine_id) END AS retirement,
        s.backoffs, s.postponements,
        (SELECT min(l.since) FROM fleet_listening l, policy p
          WHERE l.last_commit > clock_timestamp() - p.listening_gap_ms * INTERVAL '1 millisecond')

@@ -1,8 +1,8 @@
--- Machines that are not Ready; with each the counts of the same moment.
+-- Machines that are not Ready, and not given back; with each the counts of the same moment.
 SELECT (SELECT count(*) FROM machine_due r WHERE r.lane = 'access' AND r.phase_index = 'Ready') AS "ready!",
        count(*) OVER () AS "waiting!", d.machine_id
 FROM machine_due d
 LEFT JOIN machine_provided p ON p.machine_id = d.machine_id
-WHERE d.lane = 'access' AND d.phase_index <> 'Ready'
+WHERE d.lane = 'access' AND d.phase_index NOT IN ('Ready', 'Retired')
 ORDER BY p.provider_id, d.machine_id
 LIMIT $1

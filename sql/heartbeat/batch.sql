@@ -13,7 +13,7 @@ LEFT JOIN machine_os_installation_report r ON r.machine_id = n.machine_id
 LEFT JOIN machine_os_installation_request q
        ON q.machine_id = n.machine_id AND q.generation IS DISTINCT FROM r.generation
 WHERE h.machine_id = n.machine_id AND h.boot_id = n.boot_id AND h.sequence < n.sequence
-  AND d.phase_index NOT IN ('AgentStarting', 'Silent', 'Recovering', 'NeedsHuman')
+  AND d.phase_index NOT IN ('AgentStarting', 'Silent', 'Recovering', 'NeedsHuman', 'Retired')
 RETURNING h.machine_id AS "machine_id!", a.public_key AS "public_key!", w.machine_id IS NULL AS "wants_report!",
           GREATEST(d.fence, a.fence) AS "known_fence!",
           q.generation AS "generation?", q.artefact_url AS "artefact_url?",

@@ -1,6 +1,6 @@
 -- What the BMDB knows of a provider's machines.
 SELECT p.machine_id, p.provider_id, p.status, q.reason AS "quarantine?", t.requested_at AS "retirement?",
-       t.finished_at AS "retired?"
+       t.finished_at AS "retired?", t.listed_since AS "listed_since?"
 FROM machine_provided p
 LEFT JOIN machine_quarantine q ON q.machine_id = p.machine_id
 LEFT JOIN machine_retirement t ON t.machine_id = p.machine_id

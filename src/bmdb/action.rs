@@ -34,7 +34,7 @@ impl Done {
     }
 
     /// These facts are to be changed, with one line of history.
-    fn changed(
+    pub(crate) fn changed(
         changes: Vec<FactChange>,
         event: &str,
         detail: String,
@@ -283,6 +283,16 @@ pub fn ordered_about(facts: &MachineFacts, keys: Option<&PinnedHostKey>, labels:
         told.insert(
             "hold".into(),
             json!({ "scope": hold.scope.as_str(), "reason": hold.reason, "by": hold.by, "until": hold.until }),
+        );
+    }
+    if let Some(retirement) = &facts.retirement {
+        let ordered = retirement.release.map(|order| order.at);
+        let waived = retirement.wipe_waived.as_ref().map(|waiver| waiver.by.as_str());
+        told.insert(
+            "retirement".into(),
+            json!({ "reason": retirement.reason, "by": retirement.by, "wipe": retirement.wipe,
+                    "wipe_waived_by": waived, "release_ordered_at": ordered,
+                    "finished_at": retirement.finished_at, "outcome": retirement.outcome }),
         );
     }
     if let Some(quarantine) = &facts.quarantine {

@@ -139,6 +139,23 @@ impl Bmdb {
         self.order(order, machine, Arc::new(move |known| Ok(decide(&known.snapshot)))).await
     }
 
+    /// The same for an order that may be refused for what it finds, with a reason for programs and a sentence
+    /// for people.
+    pub async fn order_machine_or_refuse<F>(
+        &self,
+        order: Order,
+        machine: MachineId,
+        decide: F,
+    ) -> Result<Carried, BmdbError>
+    where
+        F: Fn(&Snapshot) -> Result<Decision<Done>, (&'static str, String)> + Send + Sync + 'static,
+    {
+        let decide = move |known: &Known| {
+            decide(&known.snapshot).map_err(|(reason, said)| BmdbError::OrderRefused { reason, said })
+        };
+        self.order(order, machine, Arc::new(decide)).await
+    }
+
     /// Carries out the order to believe the host key with that fingerprint, which the machine that people call
     /// `name` was refused for, on behalf of `by`.
     pub async fn order_host_key(

@@ -9,6 +9,7 @@ use sqlx::PgConnection;
 
 use crate::bmdb::connection::Doing;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::retirement::{self, RetirementChange};
 use crate::model::backoff::BackoffFact;
 use crate::model::facts::{Hold, Postponement, Recovery};
 use crate::model::ids::MachineId;
@@ -91,6 +92,8 @@ pub enum FactChange {
     Backoff(Process, BackoffFact),
     /// A process may be tried at once.
     BackoffCleared(Process),
+    /// Its retirement stands elsewhere.
+    Retirement(RetirementChange),
     /// Its agent reported.
     Heartbeat(NewHeartbeat),
     /// Its agent told what it is made of.
@@ -332,6 +335,7 @@ pub(crate) async fn apply(
         FactChange::BackoffCleared(process) => {
             sqlx::query_file!("sql/change/backoff_cleared.sql", id, process.as_str()).execute(tx).await
         }
+        FactChange::Retirement(change) => return retirement::apply(tx, machine, change).await,
         FactChange::Heartbeat(beat) => {
             sqlx::query_file!(
                 "sql/change/heartbeat_set.sql",

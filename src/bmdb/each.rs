@@ -6,6 +6,7 @@
 use crate::bmdb::action::{self, Done, Until, by};
 use crate::bmdb::audit::Known;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::retirement;
 use crate::bmdb::work::Decision;
 use crate::model::facts::HoldScope;
 use crate::model::label::Labels;
@@ -29,6 +30,11 @@ pub enum Each {
     Retry,
     /// A quarantine by hand.
     Quarantine,
+    /// A way out.
+    Retire {
+        /// Whether it is to be wiped first.
+        wipe: bool,
+    },
     /// Other labels.
     Label {
         /// Labels it gets.
@@ -47,6 +53,7 @@ impl Each {
             Self::Release { .. } => "shepherd.fleet.v1.Machines/Release",
             Self::Retry => "shepherd.fleet.v1.Machines/Retry",
             Self::Quarantine => "shepherd.fleet.v1.Machines/Quarantine",
+            Self::Retire { .. } => "shepherd.fleet.v1.Machines/Retire",
             Self::Label { .. } => "shepherd.fleet.v1.Machines/Label",
         }
     }
@@ -66,6 +73,10 @@ impl Each {
             Self::Release { quarantine } => action::release(facts, *quarantine, &by(who, reason)),
             Self::Retry => action::retry(facts, &by(who, reason)),
             Self::Quarantine => action::quarantine(facts, &by(who, reason)),
+            Self::Retire { wipe } => {
+                retirement::retire(&known.snapshot, *wipe, reason.unwrap_or_default(), who)
+                    .map_err(|(reason, said)| BmdbError::OrderRefused { reason, said })?
+            }
             Self::Label { set, remove } => action::label(&known.labels, set, remove, &by(who, reason))
                 .map_err(|said| BmdbError::OrderRefused { reason: "LABELS", said })?,
         })

@@ -16,9 +16,9 @@ use crate::bmdb::error::BmdbError;
 use crate::model::backoff::BackoffFact;
 use crate::model::facts::{
     Acted, AgentStarted, Heartbeat, Hold, HoldScope, InstallationReport, InstallationRequest, MachineFacts,
-    NeedsHuman, Postponement, Provided, Quarantine, Recovery, Retirement,
+    NeedsHuman, Postponement, Provided, Quarantine, Recovery, ReleaseOrder, Retirement, Waiver,
 };
-use crate::model::ids::MachineId;
+use crate::model::ids::{IntentId, MachineId};
 use crate::model::needs_human::Obstacle;
 use crate::model::policy::Disturbance;
 use crate::model::process::Process;
@@ -76,6 +76,7 @@ pub struct FactsRow {
     pub retirement_reason: Option<String>,
     pub retirement_requested_at: Option<Timestamp>,
     pub retirement_finished_at: Option<Timestamp>,
+    pub retirement: Option<serde_json::Value>,
     pub backoffs: Option<serde_json::Value>,
     pub postponements: Option<serde_json::Value>,
     pub listening_since: Option<Timestamp>,
@@ -205,14 +206,38 @@ impl FactsRow {
             heard_since: self.needs_human_heard_since,
         });
         facts.recovery = self.recovery()?;
-        facts.retirement = self.retirement_requested_at.map(|_| Retirement {
-            reason: self.retirement_reason.clone().unwrap_or_default(),
-            finished_at: self.retirement_finished_at,
-        });
+        facts.retirement = self.retirement()?;
         facts.backoffs = backoffs(self.backoffs)?;
         facts.postponements = postponements(self.postponements)?;
         facts.listening_since = self.listening_since;
         Ok(facts)
+    }
+
+    fn retirement(&self) -> Result<Option<Retirement>, BmdbError> {
+        let Some((requested_at, row)) = self.retirement_requested_at.zip(self.retirement.clone()) else {
+            return Ok(None);
+        };
+        let row: RetirementRow = serde_json::from_value(row).map_err(|error| {
+            BmdbError::Corrupt(format!(
+                "the retirement of {}, which cannot be read: {error}",
+                self.machine_id
+            ))
+        })?;
+        let by = row.wipe_waived_by.unwrap_or_default();
+        Ok(Some(Retirement {
+            reason: self.retirement_reason.clone().unwrap_or_default(),
+            by: row.by,
+            requested_at,
+            wipe: row.wipe,
+            wipe_waived: row.wipe_waived_at.map(|at| Waiver { at, by }),
+            release: row
+                .release_intent
+                .zip(row.release_ordered_at)
+                .map(|(intent, at)| ReleaseOrder { intent, at }),
+            finished_at: self.retirement_finished_at,
+            outcome: row.outcome,
+            listed_since: row.listed_since,
+        }))
     }
 
     fn provided(&self) -> Result<Option<Provided>, BmdbError> {
@@ -263,6 +288,19 @@ impl FactsRow {
             obstacle: self.recovery_obstacle.as_deref().map(Obstacle::from),
         }))
     }
+}
+
+/// What the view does not tell of a retirement.
+#[derive(Deserialize)]
+struct RetirementRow {
+    by: String,
+    wipe: bool,
+    wipe_waived_at: Option<Timestamp>,
+    wipe_waived_by: Option<String>,
+    release_ordered_at: Option<Timestamp>,
+    release_intent: Option<IntentId>,
+    outcome: Option<String>,
+    listed_since: Option<Timestamp>,
 }
 
 fn backoffs(json: Option<serde_json::Value>) -> Result<BTreeMap<Process, BackoffFact>, BmdbError> {

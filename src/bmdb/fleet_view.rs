@@ -43,9 +43,10 @@ impl Bmdb {
             after = MachineId(last);
         }
         let disturbed = self.disturbances_within(policy.longest_window()).await?;
+        let released = self.released_within(policy.release_budget.window).await?;
         let at = self.database_clock().await?;
         let pauses = self.pauses().await?;
-        Ok(FleetView { at, policy, machines, disturbed, pauses })
+        Ok(FleetView { at, policy, machines, disturbed, released, pauses })
     }
 
     /// Disturbances begun within `window`, oldest first.
@@ -68,6 +69,17 @@ impl Bmdb {
             })
         });
         Ok(known.collect())
+    }
+
+    /// When providers were told within `window` to take machines back.
+    async fn released_within(&self, window: Span) -> Result<Vec<Timestamp>, BmdbError> {
+        let window = window.float_milliseconds();
+        self.statement("reading what was given back", move |pool| {
+            Box::pin(async move {
+                sqlx::query_file_scalar!("sql/plan/releases.sql", window).fetch_all(pool).await
+            })
+        })
+        .await
     }
 
     /// The database's clock.

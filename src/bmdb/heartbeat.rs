@@ -29,7 +29,8 @@
 //! # Whose it is
 //!
 //! The machine id must be that of a machine whose agent was started with the key
-//! that the connection proved. Whichever is wrong, the answer is the same.
+//! that the connection proved. Whichever is wrong, the answer is the same. Where both are right and the
+//! machine is retired, its agent is told so: it is nobody else's business, and nobody else can ask.
 
 use std::sync::Arc;
 
@@ -101,6 +102,8 @@ pub enum Outcome {
     Stale,
     /// No machine of that id has an agent with that key; nothing was written.
     Unauthenticated,
+    /// The machine and its key belong together, and it is retired; nothing was written.
+    Retired,
 }
 
 /// What the agent should do next.
@@ -156,6 +159,8 @@ pub(crate) struct Known {
 pub(crate) enum Verdict {
     /// Of another machine or key than it says.
     Unauthenticated,
+    /// Of a machine that is retired.
+    Retired,
     /// Older than what is stored, or another one with the same number.
     Stale,
     /// The stored one, sent again.
@@ -173,6 +178,9 @@ pub(crate) fn judge(facts: &MachineFacts, phase: Phase, known: &Known, heartbeat
         facts.agent_started.as_ref().is_some_and(|agent| agent.public_key == heartbeat.public_key);
     if !key_is_right {
         return Verdict::Unauthenticated;
+    }
+    if phase == Phase::Retired {
+        return Verdict::Retired;
     }
     let beat = &heartbeat.beat;
     let Some(stored) = &facts.heartbeat else {
@@ -333,6 +341,7 @@ async fn store(
     let pending = PendingInstallation::from_columns(row.generation, row.artefact_url, row.artefact_sha256);
     let event = match judge(&snapshot.facts, phase, &known, heartbeat) {
         Verdict::Unauthenticated => return Ok((Outcome::Unauthenticated, false)),
+        Verdict::Retired => return Ok((Outcome::Retired, false)),
         Verdict::Stale => return Ok((Outcome::Stale, false)),
         Verdict::Repeated => {
             return Ok((Outcome::Repeated(wants(&snapshot.facts, &known, heartbeat, pending)), false));
@@ -412,6 +421,7 @@ mod tests {
     fn event_of(verdict: &Verdict) -> &'static str {
         match verdict {
             Verdict::Unauthenticated => "unauthenticated",
+            Verdict::Retired => "retired",
             Verdict::Stale => "stale",
             Verdict::Repeated => "repeated",
             Verdict::Accepted { event: None } => "plain",
@@ -445,6 +455,11 @@ mod tests {
             ("same of a silent one", &facts, Phase::Silent, "b", 10, "repeated"),
             ("no agent", &no_agent, ready, "b", 11, "unauthenticated"),
             ("another key", &other_key, ready, "b", 11, "unauthenticated"),
+            ("retired", &facts, Phase::Retired, "b", 11, "retired"),
+            ("retired, another boot", &facts, Phase::Retired, "c", 1, "retired"),
+            ("retired, before its first report", &never, Phase::Retired, "b", 1, "retired"),
+            ("another key of a retired one", &other_key, Phase::Retired, "b", 11, "unauthenticated"),
+            ("on its way out", &facts, Phase::Retiring, "b", 11, "plain"),
             ("another key, same number", &other_key, ready, "b", 10, "unauthenticated"),
         ] {
             let known = Known { previous_boot_id: Some("a".to_owned()), report_incarnation: None };

@@ -27,8 +27,8 @@ use crate::model::phase::Phase;
 use crate::model::process::Process;
 
 /// Components that start sessions: the loops, and what is none of them.
-const COMPONENTS: [&str; 7] =
-    ["api", "callback", "initializer", "provisioner", "recoverer", "sampler", "updater"];
+const COMPONENTS: [&str; 8] =
+    ["api", "callback", "initializer", "provisioner", "recoverer", "retirer", "sampler", "updater"];
 /// What became of transactions: see [`ByStatement`].
 const TRANSACTION_RESULTS: [&str; 6] = ["done", "retried", "refused", "locked", "unknown", "failed"];
 /// How heartbeats are answered.

@@ -73,6 +73,7 @@ pub mod reaper;
 mod renewal;
 pub mod restore;
 pub mod retention;
+pub mod retirement;
 pub mod sample;
 pub mod schedule;
 #[cfg(feature = "shepherd")]

@@ -19,7 +19,7 @@ use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_befor
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect::now;
-use crate::model::pause::{Loop, Pause, not_paused};
+use crate::model::pause::{Loop, LoopState, Pause, not_paused};
 use crate::model::telling::{absolute, relative};
 use crate::model::time::{Timestamp, after};
 
@@ -71,6 +71,14 @@ impl Row {
 pub async fn pauses(tx: &mut PgConnection) -> Result<Vec<Pause>, BmdbError> {
     let rows = sqlx::query_file_as!(Row, "sql/pause/list.sql").fetch_all(tx).await.doing(WHAT)?;
     Ok(rows.into_iter().filter_map(Row::understood).collect())
+}
+
+/// Every loop as it is, and when that was.
+pub async fn loops(tx: &mut PgConnection) -> Result<(Vec<LoopState>, Timestamp), BmdbError> {
+    let pauses = pauses(tx).await?;
+    let rows = sqlx::query_file!("sql/pause/workers.sql").fetch_all(&mut *tx).await.doing(WHAT)?;
+    let sessions: Vec<(String, i64)> = rows.into_iter().map(|row| (row.component, row.workers)).collect();
+    Ok((LoopState::all(&pauses, &sessions), now(tx).await?))
 }
 
 /// What a loop knows of pauses.

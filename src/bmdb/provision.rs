@@ -28,6 +28,8 @@ pub struct KnownMachine {
     pub retiring: bool,
     /// Whether it is out: a record of something that this provider has given back.
     pub retired: bool,
+    /// Whether that was seen in the provider's list all the same, the last time that the list was compared.
+    pub listed: bool,
 }
 
 /// A machine to record.
@@ -64,6 +66,7 @@ impl Bmdb {
                 quarantine: row.quarantine,
                 retiring: row.retirement.is_some(),
                 retired: row.retired.is_some(),
+                listed: row.listed_since.is_some(),
             })
             .collect())
     }

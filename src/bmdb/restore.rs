@@ -9,8 +9,8 @@
 //!
 //! Saying so lifts every fence beyond what can have been claimed since, ends what
 //! the backup holds of sessions, work and steps under way, and forgets how long
-//! it had listened. Every part may be repeated: whoever is interrupted says it
-//! again.
+//! it had listened. Retirements that had not come to a provider are cancelled.
+//! Every part may be repeated: whoever is interrupted says it again.
 
 use uuid::Uuid;
 
@@ -19,6 +19,7 @@ use crate::bmdb::audit::{Order, write_down};
 use crate::bmdb::change::FactChange;
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::retirement::RetirementChange;
 use crate::bmdb::work::Decision;
 use crate::model::ids::MachineId;
 use crate::model::newer_fence::LIFT;
@@ -102,7 +103,30 @@ impl Bmdb {
             after = *last;
         }
         self.take_back_refused(detail).await?;
+        self.keep_what_was_leaving(detail).await?;
         Ok(restored)
+    }
+
+    /// Who was on the way out when the backup was taken may have been told to stay since: nobody is given back
+    /// because of an order that may have been taken back.
+    async fn keep_what_was_leaving(&self, detail: &str) -> Result<(), BmdbError> {
+        let leaving = self
+            .statement("listing machines on their way out", |pool| {
+                Box::pin(
+                    async move { sqlx::query_file_scalar!("sql/restore/retiring.sql").fetch_all(pool).await },
+                )
+            })
+            .await?;
+        for machine in leaving {
+            let detail = detail.to_owned();
+            self.change_machine(MachineId(machine), move |_| Decision {
+                changes: vec![FactChange::Retirement(RetirementChange::Cleared)],
+                events: vec![("RetirementCancelled".to_owned(), detail.clone())],
+                answer: (),
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     /// What they refused was the old fences: they are tried again with those that were lifted.

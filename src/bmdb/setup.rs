@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::{BmdbError, Remedy, is_lock_not_available, remedy};
+use crate::bmdb::retirement::RELEASE;
 use crate::model::policy::{Disturbance, Policy};
 
 /// Every migration of this release.
@@ -162,13 +163,10 @@ impl Bmdb {
             })
         })
         .await?;
-        for step in Disturbance::ALL {
+        for kind in Disturbance::ALL.map(Disturbance::as_str).into_iter().chain([RELEASE]) {
             self.statement("preparing budgets", move |connection| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/setup/budget_lease.sql", step.as_str())
-                        .execute(connection)
-                        .await
-                        .map(drop)
+                    sqlx::query_file!("sql/setup/budget_lease.sql", kind).execute(connection).await.map(drop)
                 })
             })
             .await?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Response, Status};
 
+use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::order_key;
 use crate::cli::output::say;
@@ -59,7 +60,7 @@ pub async fn order<A>(
     let order = v1::Order {
         reason: reason.to_owned(),
         idempotency_key: order_key::key(),
-        dry_run: false,
+        dry_run: dry_run::asked(),
         expected_version: None,
     };
     let mut said = give(remote.service(), order.clone()).await;

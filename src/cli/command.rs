@@ -6,16 +6,17 @@ use clap::{Args, Parser, Subcommand, builder::PossibleValuesParser};
 use uuid::Uuid;
 
 use crate::bmdb::connection::Dialect;
+use crate::cli::bundle::Debug;
 use crate::cli::examples;
+use crate::cli::filter::Filters;
 use crate::cli::loops::Loops;
-use crate::cli::many::{Label, Quarantine, Selection, Unlabel};
+use crate::cli::many::{Label, MANY, Quarantine, Selection, Unlabel};
 use crate::cli::output::Output;
 use crate::cli::policy::PolicyCommand;
 use crate::cli::tokens::span;
 use crate::cli::watch::Watch;
 use crate::model::access::Role;
 use crate::model::facts::HoldScope;
-use crate::model::phase::Phase;
 use crate::model::process::Process;
 use crate::model::time::Span;
 
@@ -183,6 +184,16 @@ A shepherd tells it. When that one stops or dies, the watch goes on at the next 
     /// Pause a loop in every shepherd, and let it go on
     #[command(subcommand)]
     Loops(Loops),
+    /// Retire a machine: its provider takes it back, and only the record of it stays
+    #[command(
+        after_help = examples::RETIRE,
+        args_conflicts_with_subcommands = true,
+        subcommand_negates_reqs = true
+    )]
+    Retire(Retire),
+    /// Collect what helps to find a fault
+    #[command(subcommand)]
+    Debug(Debug),
     /// Allow what was refused for safety
     #[command(subcommand)]
     Allow(Allow),
@@ -322,29 +333,12 @@ pub struct OfMachine {
     pub machine: String,
 }
 
-/// Filters of a list of machines.
+/// A list of machines.
 #[derive(Debug, Args)]
 pub struct Machines {
-    /// Only machines in this phase; may be given several times
-    #[arg(
-        long,
-        value_name = "PHASE",
-        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
-        ignore_case = true
-    )]
-    pub phase: Vec<String>,
-    /// Only machines of this provider; may be given several times
-    #[arg(long, value_name = "NAME")]
-    pub provider: Vec<String>,
-    /// Only machines whose location begins so; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    pub location: Vec<String>,
-    /// Only machines that have this fact, as hold or quarantine; all that are given must be
-    #[arg(long, value_name = "FACT")]
-    pub tag: Vec<String>,
-    /// Only machines with this label, KEY=VALUE or KEY; all that are given must be
-    #[arg(long, value_name = "LABEL")]
-    pub label: Vec<String>,
+    /// Which.
+    #[command(flatten)]
+    pub filters: Filters,
     /// Most machines to list
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
@@ -400,7 +394,7 @@ pub struct Plan {
 #[derive(Debug, Args)]
 pub struct Hold {
     /// The machine
-    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
     pub machine: Option<String>,
     /// Why, for whoever asks `why`
     #[arg(long, value_name = "TEXT")]
@@ -425,7 +419,7 @@ pub struct Hold {
 #[derive(Debug, Args)]
 pub struct Release {
     /// The machine
-    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
     pub machine: Option<String>,
     /// End its quarantine instead; it comes back if provider and BMDB still disagree
     #[arg(long)]
@@ -442,7 +436,7 @@ pub struct Release {
 #[derive(Debug, Args)]
 pub struct Retry {
     /// The machine
-    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
     pub machine: Option<String>,
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
@@ -450,6 +444,65 @@ pub struct Retry {
     /// Or many.
     #[command(flatten)]
     pub selection: Selection,
+}
+
+/// A machine to give back, or a change of mind.
+#[derive(Debug, Args)]
+pub struct Retire {
+    /// What to do with a retirement that was begun
+    #[command(subcommand)]
+    pub change: Option<RetireChange>,
+    /// The machine
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    pub machine: Option<String>,
+    /// Wipe it first; no agent and no provider of this release offers that yet
+    #[arg(long)]
+    pub wipe: bool,
+    /// Why, for the audit and whoever asks `why`
+    #[arg(long, value_name = "TEXT", required = true)]
+    pub reason: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
+}
+
+/// What can be done with a retirement that was begun.
+#[derive(Debug, Subcommand)]
+pub enum RetireChange {
+    /// Let it stay; possible until its provider is told to take it back
+    #[command(after_help = examples::RETIRE_CANCEL)]
+    Cancel(CancelRetire),
+    /// Leave out the stage that it is at, when that cannot be done
+    #[command(after_help = examples::RETIRE_WAIVE)]
+    Waive(Waive),
+}
+
+/// A machine that is to stay.
+#[derive(Debug, Args)]
+pub struct CancelRetire {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// A stage to leave out.
+#[derive(Debug, Args)]
+pub struct Waive {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// The stage: wipe or release
+    #[arg(value_name = "STAGE")]
+    pub stage: String,
+    /// What then remains undone, word by word; without the right words, they are said
+    #[arg(long = "i_know", value_name = "WORDS", default_value = "")]
+    pub i_know: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
 }
 
 /// A host key to believe.

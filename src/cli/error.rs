@@ -34,6 +34,7 @@ impl CliError {
                 | BmdbError::NoSuchMachine(_)
                 | BmdbError::NoSuchCredential(_)
                 | BmdbError::KeyOfAnotherOrder { .. }
+                | BmdbError::OrderRefused { .. }
                 | BmdbError::NewerSchema { .. }
                 | BmdbError::OlderSchema { .. },
             ) => 2,

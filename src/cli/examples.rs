@@ -118,6 +118,34 @@ pub const LOOPS_RESUME: &str = "\
 Example:
   shepherdctl loops resume recoverer --provider rack-a --reason 'the switch is in'";
 
+/// `retire`.
+pub const RETIRE: &str = "\
+Examples:
+  shepherdctl retire sim-0007 --reason 'its lease ends'
+  shepherdctl retire --label row=7 --reason 'the row is sold' --dry_run
+  shepherdctl retire cancel sim-0007 --reason 'it is needed after all'
+  shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not given back' --reason 'the provider is gone'";
+
+/// `retire cancel`.
+pub const RETIRE_CANCEL: &str = "\
+Example:
+  shepherdctl retire cancel sim-0007 --reason 'it is needed after all'";
+
+/// `retire waive`.
+pub const RETIRE_WAIVE: &str = "\
+Examples:
+  shepherdctl retire waive sim-0007 wipe --i_know 'sim/sim-0007 is not wiped' --reason 'its disks are shredded'
+  shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not given back' --reason 'the provider is gone'";
+
+/// `debug bundle`.
+pub const DEBUG_BUNDLE: &str = "\
+Examples:
+  shepherdctl debug bundle
+  shepherdctl debug bundle --direct --machine sim-0007 --file /tmp/for-the-maintainers.tar.gz
+
+It has what the commands that read answer, as JSON: issues, machines, providers, sessions, work, loops, plan, policy; and
+why, facts and history of each machine that has an issue or is named. Passwords, tokens and keys are masked.";
+
 /// `allow host-key`.
 pub const ALLOW_HOST_KEY: &str = "\
 Example:

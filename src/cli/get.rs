@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect::{self, MachineLine, ProviderLine, SessionLine, WorkLine};
-use crate::bmdb::listing::{Cursor, Filter, machines as machines_of};
+use crate::bmdb::listing::{Cursor, machines as machines_of};
 use crate::cli::command::Machines;
 use crate::cli::error::CliError;
 use crate::cli::output::{Format, table, width};
@@ -16,7 +16,7 @@ use crate::cli::remote::{Remote, refused};
 use crate::cli::remote_read;
 use crate::cli::source::Source;
 use crate::model::access::Scope;
-use crate::model::label::{self, Wanted};
+use crate::model::label;
 use crate::model::machine_view::{BrakeLine, MachineName};
 use crate::model::telling::{relative, rough};
 use crate::model::time::{Timestamp, between};
@@ -75,14 +75,7 @@ async fn ask_machines(remote: &Remote, filters: &Machines) -> Result<MachinesRea
     loop {
         let missing = i32::try_from(limit.saturating_sub(machines.len())).unwrap_or(i32::MAX);
         let request = v1::ListMachinesRequest {
-            filter: Some(v1::MachineFilter {
-                phases: filters.phase.clone(),
-                providers: filters.provider.clone(),
-                locations: filters.location.clone(),
-                tags: filters.tag.clone(),
-                labels: filters.label.clone(),
-                ..v1::MachineFilter::default()
-            }),
+            filter: Some(filters.filters.message()),
             page_size: missing.min(API_PAGE),
             page_token: token,
         };
@@ -101,15 +94,7 @@ async fn ask_machines(remote: &Remote, filters: &Machines) -> Result<MachinesRea
 async fn read_machines(bmdb: &Bmdb, filters: &Machines) -> Result<MachinesRead, CliError> {
     let limit = usize::try_from(filters.limit).unwrap_or(usize::MAX);
     let after = filters.after.as_deref().map(read_cursor).transpose()?;
-    let labels = filters.label.iter().map(|text| Wanted::read(text)).collect::<Result<_, _>>();
-    let filter = Filter {
-        phases: filters.phase.clone(),
-        providers: filters.provider.clone(),
-        locations: filters.location.clone(),
-        tags: filters.tag.clone(),
-        labels: labels.map_err(CliError::Wrong)?,
-        ..Filter::default()
-    };
+    let filter = filters.filters.filter()?;
     let (page, now) = bmdb
         .inspect(move |tx| {
             let (after, filter) = (after.clone(), filter.clone());

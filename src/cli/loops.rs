@@ -4,13 +4,11 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::json;
-use uuid::Uuid;
 
 use crate::bmdb::action::Until;
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::inspect;
-use crate::bmdb::pause::{NewPause, pauses};
+use crate::bmdb::pause::{NewPause, loops};
 use crate::cli::again;
+use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
 use crate::cli::get;
@@ -19,14 +17,11 @@ use crate::cli::output::{Format, table, width};
 use crate::cli::remote::refused;
 use crate::cli::remote_read::{at, moment};
 use crate::cli::source::Source;
-use crate::model::pause::{Loop, Pause, what};
+use crate::model::pause::{Loop, LoopState, Pause, what};
 use crate::model::telling::{both, relative};
 use crate::model::time::Timestamp;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::loops_client::LoopsClient;
-
-/// Most sessions that workers are counted among.
-const SESSIONS: i64 = 1000;
 
 /// What can be done with loops.
 #[derive(Debug, Subcommand)]
@@ -92,22 +87,8 @@ struct PauseLine {
 pub async fn list(source: &Source, format: Format) -> Result<String, CliError> {
     let (loops, now) = match source {
         Source::Direct(bmdb) => {
-            let (found, sessions, now) = bmdb
-                .inspect(|tx| {
-                    Box::pin(async move {
-                        let found = pauses(tx).await?;
-                        let sessions = inspect::sessions(tx, Uuid::nil(), SESSIONS).await?;
-                        Ok::<_, BmdbError>((found, sessions, inspect::now(tx).await?))
-                    })
-                })
-                .await?;
-            let loops = Loop::ALL.into_iter().map(|of| LoopLine {
-                of: of.to_string(),
-                workers: i64::try_from(sessions.iter().filter(|one| one.component == of.as_str()).count())
-                    .unwrap_or(i64::MAX),
-                pauses: found.iter().filter(|pause| pause.of == of).cloned().map(PauseLine::from).collect(),
-            });
-            (loops.collect::<Vec<_>>(), now)
+            let (found, now) = bmdb.inspect(|tx| Box::pin(async move { loops(tx).await })).await?;
+            (found.into_iter().map(LoopLine::from).collect::<Vec<_>>(), now)
         }
         Source::Api(remote) => {
             let said = LoopsClient::new(remote.service()).list(v1::ListLoopsRequest {}).await;
@@ -154,6 +135,13 @@ fn line(said: v1::Loop) -> Result<LoopLine, CliError> {
         })
     });
     Ok(LoopLine { pauses: pauses.collect::<Result<_, CliError>>()?, of: said.name, workers: said.workers })
+}
+
+impl From<LoopState> for LoopLine {
+    fn from(state: LoopState) -> Self {
+        let LoopState { of, workers, pauses } = state;
+        Self { of: of.to_string(), workers, pauses: pauses.into_iter().map(PauseLine::from).collect() }
+    }
 }
 
 impl From<Pause> for PauseLine {
@@ -251,9 +239,13 @@ fn told(
     format: Format,
 ) -> Result<String, CliError> {
     match format {
-        Format::Json => get::json(&json!({
-            "loop": of.as_str(), "provider": provider, "changed": changed, "said": said,
-        })),
-        Format::Table => Ok(format!("{} {said}\n", what(of, provider))),
+        Format::Json => {
+            let mut answer = json!({
+                "loop": of.as_str(), "provider": provider, "changed": changed, "said": said,
+            });
+            dry_run::mark(&mut answer);
+            get::json(&answer)
+        }
+        Format::Table => Ok(format!("{}\n", dry_run::line(&format!("{} {said}", what(of, provider))))),
     }
 }

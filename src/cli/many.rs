@@ -8,17 +8,17 @@ use std::fmt::Write as _;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use serde::Serialize;
 
 use crate::bmdb::action::{Done, Until};
 use crate::bmdb::audit::Order;
 use crate::bmdb::each::Each;
 use crate::bmdb::find::id_of;
-use crate::bmdb::listing::Filter;
 use crate::bmdb::selection::{RPC, Selection as Selected};
 use crate::cli::again;
+use crate::cli::dry_run;
 use crate::cli::error::CliError;
+use crate::cli::filter::Filters;
 use crate::cli::get::json;
 use crate::cli::machine::find;
 use crate::cli::operate::{carried, direct, reason_or_none, told, who};
@@ -28,40 +28,24 @@ use crate::cli::remote::refused;
 use crate::cli::remote_read;
 use crate::cli::source::Source;
 use crate::model::access::Scope;
-use crate::model::label::{self, Labels, Wanted};
+use crate::model::label::{self, Labels};
 use crate::model::machine_view::MachineName;
 use crate::model::order_limits::count;
-use crate::model::phase::Phase;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::give_orders_request::What;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 use crate::proto::fleet::v1::orders_client::OrdersClient;
 
+/// Groups of flags, any of which stands for many machines instead of one.
+pub const MANY: [&str; 2] = ["Filters", "Selection"];
+
 /// The machines of an order, instead of one.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Instead of one machine")]
 pub struct Selection {
-    /// The machines in this phase; may be given several times
-    #[arg(
-        long,
-        value_name = "PHASE",
-        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
-        ignore_case = true,
-        hide_possible_values = true
-    )]
-    pub phase: Vec<String>,
-    /// The machines of this provider; may be given several times
-    #[arg(long, value_name = "NAME")]
-    pub provider: Vec<String>,
-    /// The machines whose location begins so; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    pub location: Vec<String>,
-    /// The machines that have this fact, as hold or quarantine; all that are given must be
-    #[arg(long, value_name = "FACT")]
-    pub tag: Vec<String>,
-    /// The machines with this label, KEY=VALUE or KEY; all that are given must be
-    #[arg(long, value_name = "LABEL")]
-    pub label: Vec<String>,
+    /// Which.
+    #[command(flatten)]
+    filters: Filters,
     /// How many machines that is: nothing is done if it is another number, and nobody is asked
     #[arg(long = "yes_count", value_name = "N")]
     pub yes_count: Option<u32>,
@@ -70,36 +54,11 @@ pub struct Selection {
     pub beyond_limits: bool,
 }
 
-impl Selection {
-    fn filter(&self) -> Result<Filter, CliError> {
-        let labels = self.label.iter().map(|text| Wanted::read(text)).collect::<Result<_, _>>();
-        Ok(Filter {
-            phases: self.phase.clone(),
-            providers: self.provider.clone(),
-            locations: self.location.clone(),
-            tags: self.tag.clone(),
-            labels: labels.map_err(CliError::Wrong)?,
-            ..Filter::default()
-        })
-    }
-
-    fn message(&self) -> v1::MachineFilter {
-        v1::MachineFilter {
-            phases: self.phase.clone(),
-            providers: self.provider.clone(),
-            locations: self.location.clone(),
-            tags: self.tag.clone(),
-            labels: self.label.clone(),
-            ..v1::MachineFilter::default()
-        }
-    }
-}
-
 /// Labels to set.
 #[derive(Debug, Args)]
 pub struct Label {
     /// The machine
-    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
     pub machine: Option<String>,
     /// The label; may be given several times
     #[arg(long, value_name = "KEY=VALUE", required = true)]
@@ -116,7 +75,7 @@ pub struct Label {
 #[derive(Debug, Args)]
 pub struct Unlabel {
     /// The machine
-    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
     pub machine: Option<String>,
     /// The label's key; may be given several times
     #[arg(long, value_name = "KEY", required = true)]
@@ -133,7 +92,7 @@ pub struct Unlabel {
 #[derive(Debug, Args)]
 pub struct Quarantine {
     /// The machine
-    #[arg(value_name = "M", required_unless_present = "Selection", conflicts_with = "Selection")]
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
     pub machine: Option<String>,
     /// Why, for whoever asks `why`
     #[arg(long, value_name = "TEXT")]
@@ -224,14 +183,20 @@ pub async fn many(
     reason: Option<&str>,
     format: Format,
 ) -> Result<String, CliError> {
+    if dry_run::asked() {
+        return tried(look(source, selection, &each, reason).await?, format);
+    }
     let expected = if let Some(expected) = selection.yes_count {
         expected
     } else {
-        let listed = look(source, selection, &each, reason).await?;
-        if listed.is_empty() && format == Format::Table {
+        let Listed { names, refusal } = look(source, selection, &each, reason).await?;
+        if let Some(said) = refusal {
+            return Err(CliError::Wrong(said));
+        }
+        if names.is_empty() && format == Format::Table {
             return Ok("no machine is meant; nothing was changed\n".to_owned());
         }
-        if listed.is_empty() { 0 } else { typed(&listed)? }
+        if names.is_empty() { 0 } else { typed(&names)? }
     };
     let lines = give(source, selection, each, reason, expected).await?;
     if format == Format::Json {
@@ -251,19 +216,44 @@ pub async fn many(
     Ok(text)
 }
 
-/// The machines that are meant, and nothing is changed. What would be refused for them all is refused here.
+/// The machines that an order would be about.
+struct Listed {
+    names: Vec<MachineName>,
+    /// Why it would be refused, if it would be.
+    refusal: Option<String>,
+}
+
+/// What a dry run says: the machines, and whether the order would be given.
+fn tried(listed: Listed, format: Format) -> Result<String, CliError> {
+    let Listed { names, refusal } = listed;
+    if format == Format::Json {
+        let mut answer = serde_json::json!({ "machines": names, "refusal": refusal });
+        dry_run::mark(&mut answer);
+        return json(&answer);
+    }
+    let mut text = String::new();
+    for name in &names {
+        let _ = writeln!(text, "{}", name.short());
+    }
+    let given =
+        refusal.map_or_else(|| "the order would be given".to_owned(), |said| format!("refused: {said}"));
+    let _ = writeln!(text, "{}", dry_run::line(&format!("this is about {}; {given}", count(names.len()))));
+    Ok(text)
+}
+
+/// The machines that are meant, and nothing is changed.
 async fn look(
     source: &Source,
     selection: &Selection,
     each: &Each,
     reason: Option<&str>,
-) -> Result<Vec<MachineName>, CliError> {
-    let (names, refusal) = match source {
+) -> Result<Listed, CliError> {
+    Ok(match source {
         Source::Direct(bmdb) => {
             let order = Order { dry_run: true, ..order_of(reason, None) };
             let given = bmdb.order_many(order, selected(selection, None)?, each.clone(), who()).await?;
             let names = given.outcomes.into_iter().map(|outcome| outcome.name).collect::<Vec<_>>();
-            (names, given.refusal)
+            Listed { names, refusal: given.refusal }
         }
         Source::Api(remote) => {
             let order = v1::Order {
@@ -274,13 +264,9 @@ async fn look(
             let request = message(selection, each, order, None);
             let said = OrdersClient::new(remote.service()).give(request).await.map_err(refused)?.into_inner();
             let names = said.outcomes.into_iter().map(|outcome| remote_read::name(outcome.name));
-            (names.collect::<Result<Vec<_>, _>>()?, said.refusal)
+            Listed { names: names.collect::<Result<_, _>>()?, refusal: said.refusal }
         }
-    };
-    match refusal {
-        Some(said) => Err(CliError::Wrong(said)),
-        None => Ok(names),
-    }
+    })
 }
 
 async fn give(
@@ -318,7 +304,7 @@ fn order_of(reason: Option<&str>, idempotency_key: Option<String>) -> Order {
 /// Whoever may write to the BMDB directly is believed to be an admin.
 fn selected(selection: &Selection, expected: Option<u32>) -> Result<Selected, CliError> {
     Ok(Selected {
-        filter: selection.filter()?,
+        filter: selection.filters.filter()?,
         scope: Scope::Everything,
         expected: expected.map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
         beyond_limits: selection.beyond_limits,
@@ -333,7 +319,7 @@ fn message(
     expected: Option<u32>,
 ) -> v1::GiveOrdersRequest {
     v1::GiveOrdersRequest {
-        filter: Some(selection.message()),
+        filter: Some(selection.filters.message()),
         order: Some(order),
         machines: expected.map(|count| i32::try_from(count).unwrap_or(i32::MAX)),
         beyond_limits: selection.beyond_limits,
@@ -356,6 +342,7 @@ fn what(each: &Each) -> What {
         Each::Release { quarantine } => What::Release(v1::ReleaseEach { quarantine: *quarantine }),
         Each::Retry => What::Retry(v1::RetryEach {}),
         Each::Quarantine => What::Quarantine(v1::QuarantineEach {}),
+        Each::Retire { wipe } => What::Retire(v1::RetireEach { wipe: *wipe }),
         Each::Label { set, remove } => {
             What::Label(v1::LabelEach { set: set.clone(), remove: remove.clone() })
         }

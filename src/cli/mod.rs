@@ -9,11 +9,14 @@
 //! lock, with a line of history and of the audit that name who asked and why.
 
 pub mod again;
+pub mod bundle;
 pub mod command;
 pub mod contexts;
 pub mod describe;
+pub mod dry_run;
 pub mod error;
 pub mod examples;
+pub mod filter;
 pub mod get;
 pub mod hardware;
 pub mod issues;
@@ -29,6 +32,7 @@ pub mod remote;
 pub mod remote_outlook;
 pub mod remote_read;
 pub mod restored;
+pub mod retire;
 pub mod run;
 pub mod shell;
 pub mod source;

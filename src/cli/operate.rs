@@ -10,12 +10,12 @@ use crate::bmdb::action::{self, Done, Until, by, read_until};
 use crate::bmdb::audit::{Actor, Order, request_digest};
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::each::Each;
-use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
 use crate::bmdb::find::id_of;
 use crate::bmdb::work::Decision;
 use crate::cli::again;
 use crate::cli::command::{AllowHostKey, Hold as HoldArguments, Release, Retry};
+use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::get::json;
 use crate::cli::machine::find;
@@ -39,8 +39,12 @@ struct DoneAnswer {
 
 pub(crate) fn told(name: MachineName, done: Done, format: Format) -> Result<String, CliError> {
     match format {
-        Format::Json => json(&DoneAnswer { name, done }),
-        Format::Table => Ok(format!("{} {}\n", name.short(), done.said)),
+        Format::Json => {
+            let mut answer = serde_json::to_value(DoneAnswer { name, done })?;
+            dry_run::mark(&mut answer);
+            json(&answer)
+        }
+        Format::Table => Ok(format!("{}\n", dry_run::line(&format!("{} {}", name.short(), done.said)))),
     }
 }
 
@@ -75,7 +79,7 @@ pub(crate) fn direct(rpc: &str, target: String, reason: Option<&str>) -> Order {
         target,
         reason: reason.unwrap_or_default().to_owned(),
         idempotency_key: None,
-        dry_run: false,
+        dry_run: dry_run::asked(),
         expected_version: None,
         request: request_digest(&[]),
     })
@@ -233,9 +237,6 @@ pub async fn allow_host_key(
     let order = direct("shepherd.fleet.v1.Machines/AllowHostKey", name.short(), reason);
     let fingerprint = action::fingerprint(&arguments.fingerprint).to_owned();
     let meant = (name.short(), fingerprint, by(&who(), reason));
-    match bmdb.order_host_key(order, id_of(&name), meant).await {
-        Ok(carried) => told(name, carried.done, format),
-        Err(BmdbError::OrderRefused { said, .. }) => Err(CliError::Wrong(said)),
-        Err(error) => Err(error.into()),
-    }
+    let carried = bmdb.order_host_key(order, id_of(&name), meant).await?;
+    told(name, carried.done, format)
 }

@@ -4,10 +4,12 @@
 //! order again after it was cut off itself. It is carried out once, and answered as it was then.
 //!
 //! Every verb that changes something takes the flag, and none can be forgotten: the grammar gets it where an
-//! order has a `--reason`, and it is found again where the order is made, not handed through each verb.
+//! order has a `--reason`, and it is found again where the order is made, not handed through each verb. So does
+//! [`dry_run`].
 //! `declare restored` is left out, because saying it again is how it is gone on with where it was cut off.
 //!
 //! [`again`]: crate::cli::again
+//! [`dry_run`]: crate::cli::dry_run
 
 use clap::{Arg, ArgMatches, Command, CommandFactory as _};
 use secrecy::SecretString;
@@ -15,6 +17,7 @@ use uuid::Uuid;
 
 use crate::bmdb::audit::{Order, request_digest};
 use crate::cli::command::Cli;
+use crate::cli::dry_run;
 use crate::cli::error::CliError;
 
 const FLAG: &str = "idempotency_key";
@@ -34,20 +37,20 @@ struct Typed {
     command: [u8; 32],
 }
 
-/// The grammar, with this flag wherever something is ordered.
+/// The grammar, with these flags wherever something is ordered.
 #[must_use]
 pub fn grammar() -> Command {
-    with_the_flag(Cli::command())
+    let keyed = with_the_flag(Cli::command(), &flag(), &WITHOUT);
+    with_the_flag(keyed, &dry_run::flag(), &dry_run::WITHOUT)
 }
 
-fn with_the_flag(command: Command) -> Command {
+fn with_the_flag(command: Command, flag: &Arg, without: &[&str]) -> Command {
     let orders = command.get_arguments().any(|argument| argument.get_id() == "reason");
-    let command = if orders { command.arg(flag()) } else { command };
+    let command = if orders { command.arg(flag.clone()) } else { command };
     let below: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
-    below
-        .into_iter()
-        .filter(|name| !WITHOUT.contains(&name.as_str()))
-        .fold(command, |command, name| command.mut_subcommand(name, with_the_flag))
+    below.into_iter().filter(|name| !without.contains(&name.as_str())).fold(command, |command, name| {
+        command.mut_subcommand(name, |below| with_the_flag(below, flag, without))
+    })
 }
 
 fn flag() -> Arg {

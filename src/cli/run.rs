@@ -9,6 +9,7 @@ use clap::parser::ValueSource;
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::url::password_warning;
+use crate::cli::bundle::Debug;
 use crate::cli::command::{Allow, Cli, Command, Declare, Describe, FleetCommand, Get, Tokens};
 use crate::cli::contexts::Contexts;
 use crate::cli::error::CliError;
@@ -19,8 +20,8 @@ use crate::cli::policy::PolicyCommand;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    contexts, describe, get, issues, loops, many, operate, output, plan, policy, restored, shell, timeline,
-    tokens, watch, why, yaml,
+    bundle, contexts, describe, dry_run, get, issues, loops, many, operate, output, plan, policy, restored,
+    retire, shell, timeline, tokens, watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -40,9 +41,10 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             bmdb_url: given_as_flag(&matches, "bmdb_url"),
             context: given_as_flag(&matches, "context"),
         };
-        Ok((flags, order_key::typed(&matches), Cli::from_arg_matches(&matches)?))
+        let typed = (order_key::typed(&matches), dry_run::typed(&matches));
+        Ok((flags, typed, Cli::from_arg_matches(&matches)?))
     });
-    let (flags, key, cli) = match parsed {
+    let (flags, (key, dry), cli) = match parsed {
         Ok(parsed) => parsed,
         Err(said) => return say_usage(&said, &given),
     };
@@ -50,7 +52,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         say(warning);
     }
     let command = format!("{:?}", cli.command);
-    let answered = Box::pin(order_key::scope(key, &command, answer(&cli, flags))).await;
+    let answered = Box::pin(order_key::scope(key, &command, dry_run::scope(dry, answer(&cli, flags)))).await;
     match answered.and_then(|text| Ok(output::print(&text)?)) {
         Ok(()) => 0,
         Err(error) => {
@@ -80,7 +82,8 @@ async fn answer(cli: &Cli, flags: Flags) -> Result<String, CliError> {
     }
 }
 
-async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<String, CliError> {
+/// What one command answers.
+pub(crate) async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<String, CliError> {
     match command {
         FleetCommand::Get(Get::Machines(filters)) => get::machines(source, filters, format).await,
         FleetCommand::Get(Get::Sessions(limited)) => get::sessions(source, limited.limit, format).await,
@@ -102,10 +105,12 @@ async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<
         FleetCommand::Quarantine(asked) => many::quarantine(source, asked, format).await,
         FleetCommand::Label(asked) => many::label(source, asked, format).await,
         FleetCommand::Unlabel(asked) => many::unlabel(source, asked, format).await,
+        FleetCommand::Retire(retire) => retire::retire(source, retire, format).await,
         FleetCommand::Declare(Declare::Restored(declared)) => {
             restored::restored(source.direct("`declare restored`")?, declared, format).await
         }
         FleetCommand::Allow(Allow::HostKey(allow)) => operate::allow_host_key(source, allow, format).await,
+        FleetCommand::Debug(Debug::Bundle(asked)) => bundle::bundle(source, asked, format).await,
         FleetCommand::Tokens(Tokens::Bootstrap(first)) => {
             tokens::bootstrap(source.direct("`tokens bootstrap`")?, first, format).await
         }

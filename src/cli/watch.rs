@@ -8,7 +8,6 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
@@ -16,11 +15,11 @@ use uuid::Uuid;
 
 use crate::bmdb::inspect::MachineLine;
 use crate::cli::error::CliError;
+use crate::cli::filter::Filters;
 use crate::cli::output::{Output, print_on, say};
 use crate::cli::remote::{Remote, refused};
 use crate::cli::source::Source;
 use crate::cli::{remote_read, yaml};
-use crate::model::phase::Phase;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 use crate::proto::fleet::v1::watch_machines_response::What;
@@ -36,20 +35,9 @@ const LAST_WAIT: Duration = Duration::from_secs(5);
 /// Which machines are watched.
 #[derive(Debug, Args)]
 pub struct Watch {
-    /// Only machines in this phase; may be given several times
-    #[arg(
-        long,
-        value_name = "PHASE",
-        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
-        ignore_case = true
-    )]
-    pub phase: Vec<String>,
-    /// Only machines of this provider; may be given several times
-    #[arg(long, value_name = "NAME")]
-    pub provider: Vec<String>,
-    /// Only machines whose location begins so; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    pub location: Vec<String>,
+    /// Which.
+    #[command(flatten)]
+    pub filters: Filters,
 }
 
 /// What follows the end of a stream.
@@ -165,12 +153,7 @@ pub async fn watch(source: &Source, filters: &Watch, output: Output) -> Result<(
     };
     let mut watching = Watching {
         remote: remote.clone(),
-        filter: v1::MachineFilter {
-            phases: filters.phase.clone(),
-            providers: filters.provider.clone(),
-            locations: filters.location.clone(),
-            ..v1::MachineFilter::default()
-        },
+        filter: filters.filters.message(),
         output,
         seen: Seen::default(),
         resume: String::new(),

@@ -42,11 +42,21 @@ pub enum Call {
     Reboot,
     /// To switch one's power.
     Power,
+    /// To take one back.
+    Release,
 }
 
 impl Call {
-    const ALL: [Self; 7] =
-        [Self::List, Self::LookAt, Self::FindByIntent, Self::Create, Self::Rungs, Self::Reboot, Self::Power];
+    const ALL: [Self; 8] = [
+        Self::List,
+        Self::LookAt,
+        Self::FindByIntent,
+        Self::Create,
+        Self::Rungs,
+        Self::Reboot,
+        Self::Power,
+        Self::Release,
+    ];
 
     const fn as_str(self) -> &'static str {
         match self {
@@ -57,6 +67,7 @@ impl Call {
             Self::Rungs => "rungs",
             Self::Reboot => "reboot",
             Self::Power => "power",
+            Self::Release => "release",
         }
     }
 }

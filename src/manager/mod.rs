@@ -5,6 +5,7 @@
 //! * `sourcing`: where its work comes from, and what of that people paused.
 //! * [`initializer`]: puts the role server on machines that have none.
 //! * [`recoverer`]: climbs the ladder for machines that fell silent.
+//! * [`retirer`]: gives machines back.
 //! * [`updater`]: asks providers what became of their machines.
 //! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
 //!   machines but over providers, one at a time each, under a named lease.
@@ -28,6 +29,7 @@ pub mod metrics;
 pub mod provider_set;
 pub mod provisioner;
 pub mod recoverer;
+pub mod retirer;
 pub mod sampler;
 mod sourcing;
 pub mod updater;

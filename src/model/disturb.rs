@@ -8,7 +8,8 @@
 
 use crate::model::facts::{HoldScope, MachineFacts};
 use crate::model::newer_fence::NewerFence;
-use crate::model::policy::{Disturbance, Policy};
+use crate::model::policy::{Budget, Disturbance, Policy};
+use crate::model::retirement::{Step, next};
 use crate::model::time::{Span, Timestamp, after};
 
 /// What the fleet is going through, as far as the question needs it.
@@ -82,28 +83,60 @@ pub fn may_disturb(
     {
         return refuse(brake.clone(), after(now, BRAKE_PAUSE.0));
     }
-    if let Some(budget) = policy.budgets.get(&step)
-        && circumstances.begun_in_window >= budget.count
-    {
-        let free = circumstances.oldest_in_window.map_or(now, |oldest| after(oldest, budget.window.0));
-        return refuse(
-            format!(
-                "the budget to {} is used up ({} in {})",
-                step.phrase(),
-                circumstances.begun_in_window,
-                budget.window
-            ),
-            free.max(after(now, std::time::Duration::from_secs(1))),
-        );
+    policy.budgets.get(&step).map_or(Ok(()), |budget| within(*budget, step.phrase(), circumstances, now))
+}
+
+/// Whether the machine's provider may be told at `now` to take it back.
+///
+/// Whether a brake holds recovery does not matter: it suspects that silent machines are well, and this one is
+/// given back because a person said so. An order that was given once is given again without using up any more.
+pub fn may_release(
+    facts: &MachineFacts,
+    circumstances: &Circumstances,
+    policy: &Policy,
+    now: Timestamp,
+) -> Result<(), Refusal> {
+    let refuse = |reason: String, ask_again| Err(Refusal { reason, ask_again });
+    let later = after(now, STOP_PAUSE.0);
+    let step = facts.retirement.as_ref().map(|retirement| next(retirement, policy).step);
+    let Some(step @ (Step::Release | Step::ReleaseAgain(_))) = step else {
+        return refuse("it is not to be given back".into(), later);
+    };
+    if let Some(newer) = &circumstances.newer_fence {
+        return refuse(newer.sentence(), later);
     }
-    Ok(())
+    if let Some(quarantine) = &facts.quarantine {
+        let reason = &quarantine.reason;
+        return refuse(format!("it is quarantined, so that it may be somebody else's: {reason}"), later);
+    }
+    if let Some(hold) = facts.hold.as_ref().filter(|hold| hold.holds_at(now)) {
+        let reason = format!("{} holds it ({}): {}", hold.by, hold.scope.as_str(), hold.reason);
+        return refuse(reason, hold.until.unwrap_or(later));
+    }
+    match step {
+        Step::ReleaseAgain(_) => Ok(()),
+        _ => within(policy.release_budget, "give machines back", circumstances, now),
+    }
+}
+
+/// Refuses when nothing is left of a budget.
+fn within(budget: Budget, what: &str, circumstances: &Circumstances, now: Timestamp) -> Result<(), Refusal> {
+    let used = circumstances.begun_in_window;
+    if used < budget.count {
+        return Ok(());
+    }
+    let free = circumstances.oldest_in_window.map_or(now, |oldest| after(oldest, budget.window.0));
+    Err(Refusal {
+        reason: format!("the budget to {what} is used up ({used} in {})", budget.window),
+        ask_again: free.max(after(now, std::time::Duration::from_secs(1))),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::facts::{Acted, Heartbeat, Hold, Quarantine, Recovery};
-    use crate::model::ids::MachineId;
+    use crate::model::facts::{Acted, Heartbeat, Hold, Quarantine, Recovery, ReleaseOrder, Retirement};
+    use crate::model::ids::{IntentId, MachineId};
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
@@ -201,6 +234,54 @@ mod tests {
         assert_eq!(ask(&facts, Disturbance::RestartAgent, &braked).unwrap().1, 115);
         facts.recovery = Some(under_way());
         assert_eq!(ask(&facts, Disturbance::Reboot, &braked), None);
+    }
+
+    #[test]
+    fn machine_is_given_back_only_when_nobody_objects() {
+        let retiring = || {
+            let mut facts = machine();
+            facts.retirement = Some(Retirement::new("old".into(), "kim".into(), at(0)));
+            facts
+        };
+        let with = |change: fn(&mut MachineFacts)| {
+            let mut facts = retiring();
+            change(&mut facts);
+            facts
+        };
+        let quiet = Circumstances::default();
+        let braked = Circumstances { brake: Some("40 of 50 fell silent".into()), ..quiet.clone() };
+        let used = Circumstances { begun_in_window: 100, oldest_in_window: Some(at(-300)), ..quiet.clone() };
+        let newer = NewerFence { heard: at(0), fence: 20 };
+        let forgotten = Circumstances { newer_fence: Some(newer), ..quiet.clone() };
+        let ordered = with(|facts| {
+            let order = ReleaseOrder { intent: IntentId::generate(), at: at(1) };
+            facts.retirement.as_mut().unwrap().release = Some(order);
+        });
+        let held = with(|facts| {
+            let scope = HoldScope::Recovery;
+            facts.hold = Some(Hold { scope, reason: "r".into(), by: "lee".into(), until: None });
+        });
+        let quarantined =
+            with(|facts| facts.quarantine = Some(Quarantine { since: at(0), reason: "twice".into() }));
+        let wiping = with(|facts| facts.retirement.as_mut().unwrap().wipe = true);
+        let over = with(|facts| facts.retirement.as_mut().unwrap().finished_at = Some(at(5)));
+        for (name, facts, circumstances, refused) in [
+            ("asked for", retiring(), &quiet, None),
+            ("a brake is on", retiring(), &braked, None),
+            ("used up", retiring(), &used, Some("the budget to give machines back is used up (100 in 10m)")),
+            ("ordered before", ordered.clone(), &used, None),
+            ("newer fence", ordered, &forgotten, Some("has seen fence 20")),
+            ("held", held, &quiet, Some("lee holds it (recovery): r")),
+            ("quarantined", quarantined, &quiet, Some("it is quarantined")),
+            ("to be wiped", wiping, &quiet, Some("it is not to be given back")),
+            ("over", over, &quiet, Some("it is not to be given back")),
+            ("not asked for", machine(), &quiet, Some("it is not to be given back")),
+        ] {
+            let said = may_release(&facts, circumstances, &Policy::default(), at(100)).err();
+            let said = said.map(|refusal| refusal.reason).unwrap_or_default();
+            assert_eq!(said.is_empty(), refused.is_none(), "{name}: {said}");
+            assert!(said.contains(refused.unwrap_or_default()), "{name}: {said}");
+        }
     }
 
     #[test]

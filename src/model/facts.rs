@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::model::backoff::BackoffFact;
-use crate::model::ids::MachineId;
+use crate::model::ids::{IntentId, MachineId};
 use crate::model::needs_human::Obstacle;
 use crate::model::policy::Disturbance;
 use crate::model::process::Process;
@@ -314,8 +314,58 @@ pub struct Acted {
 pub struct Retirement {
     /// Why.
     pub reason: String,
+    /// Who asked for it.
+    pub by: String,
+    /// When.
+    pub requested_at: Timestamp,
+    /// Whether it is to be wiped before it is given back.
+    pub wipe: bool,
+    /// That it need not be wiped after all.
+    pub wipe_waived: Option<Waiver>,
+    /// Its provider was told to take it back.
+    pub release: Option<ReleaseOrder>,
     /// When it was over.
     pub finished_at: Option<Timestamp>,
+    /// How it ended, for people.
+    pub outcome: Option<String>,
+    /// Since when its provider's list names it although it is over.
+    pub listed_since: Option<Timestamp>,
+}
+
+impl Retirement {
+    /// One that was asked for, and of which nothing else is known.
+    #[must_use]
+    pub const fn new(reason: String, by: String, requested_at: Timestamp) -> Self {
+        Self {
+            reason,
+            by,
+            requested_at,
+            wipe: false,
+            wipe_waived: None,
+            release: None,
+            finished_at: None,
+            outcome: None,
+            listed_since: None,
+        }
+    }
+}
+
+/// That a stage of a retirement may be left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiver {
+    /// When that was said.
+    pub at: Timestamp,
+    /// By whom.
+    pub by: String,
+}
+
+/// An order to a provider to take a machine back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReleaseOrder {
+    /// The intent that was named to the provider.
+    pub intent: IntentId,
+    /// When it was recorded.
+    pub at: Timestamp,
 }
 
 /// Work put off for a reason that is no failure: a brake, a budget, another machine's turn.

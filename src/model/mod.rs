@@ -34,6 +34,7 @@ pub mod provider_status;
 pub mod readable;
 pub mod recovery;
 pub mod remote_step;
+pub mod retirement;
 pub mod schedule;
 pub mod shell_words;
 pub mod telling;

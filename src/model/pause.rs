@@ -27,11 +27,14 @@ pub enum Loop {
     Updater,
     /// Brings providers' machines into the BMDB.
     Provisioner,
+    /// Gives machines back to their providers.
+    Retirer,
 }
 
 impl Loop {
     /// All of them, in the order in which a machine meets them.
-    pub const ALL: [Self; 4] = [Self::Provisioner, Self::Initializer, Self::Recoverer, Self::Updater];
+    pub const ALL: [Self; 5] =
+        [Self::Provisioner, Self::Initializer, Self::Recoverer, Self::Updater, Self::Retirer];
 
     /// The name used in the database, on the command line and in flags.
     #[must_use]
@@ -41,6 +44,7 @@ impl Loop {
             Self::Recoverer => "recoverer",
             Self::Updater => "updater",
             Self::Provisioner => "provisioner",
+            Self::Retirer => "retirer",
         }
     }
 
@@ -51,6 +55,7 @@ impl Loop {
             Process::AgentStart => Self::Initializer,
             Process::Recovery => Self::Recoverer,
             Process::Update => Self::Updater,
+            Process::Retirement => Self::Retirer,
         }
     }
 }
@@ -68,7 +73,7 @@ impl FromStr for Loop {
         Self::ALL.into_iter().find(|one| one.as_str() == name).ok_or_else(|| UnknownName {
             what: "loop",
             name: name.to_owned(),
-            known: "provisioner, initializer, recoverer, updater",
+            known: "provisioner, initializer, recoverer, updater, retirer",
         })
     }
 }
@@ -89,6 +94,33 @@ pub struct Pause {
     pub since: Timestamp,
     /// When it ends by itself; `null` is when it is resumed.
     pub until: Option<Timestamp>,
+}
+
+/// A loop, over all shepherds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoopState {
+    /// Which.
+    pub of: Loop,
+    /// Open sessions of its workers.
+    pub workers: i64,
+    /// Pauses that hold.
+    pub pauses: Vec<Pause>,
+}
+
+impl LoopState {
+    /// Every loop, from the pauses that hold and the open sessions of each component.
+    #[must_use]
+    pub fn all(pauses: &[Pause], sessions: &[(String, i64)]) -> Vec<Self> {
+        let workers = |of: Loop| sessions.iter().find(|(component, _)| component == of.as_str());
+        Loop::ALL
+            .into_iter()
+            .map(|of| Self {
+                of,
+                workers: workers(of).map_or(0, |(_, count)| *count),
+                pauses: pauses.iter().filter(|pause| pause.of == of).cloned().collect(),
+            })
+            .collect()
+    }
 }
 
 /// Until when a loop begins nothing.
@@ -198,6 +230,24 @@ mod tests {
             since: at(0),
             until: until.map(at),
         }
+    }
+
+    #[test]
+    fn every_loop_is_there_with_its_own_workers_and_pauses() {
+        let pauses = [pause(Loop::Recoverer, None, None), pause(Loop::Recoverer, Some("rack"), Some(9))];
+        let sessions = [("recoverer".to_owned(), 3), ("callback".to_owned(), 2), ("retirer".to_owned(), 1)];
+        let found: Vec<_> = LoopState::all(&pauses, &sessions)
+            .into_iter()
+            .map(|state| (state.of, state.workers, state.pauses.len()))
+            .collect();
+        let expected = [
+            (Loop::Provisioner, 0, 0),
+            (Loop::Initializer, 0, 0),
+            (Loop::Recoverer, 3, 2),
+            (Loop::Updater, 0, 0),
+            (Loop::Retirer, 1, 0),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]

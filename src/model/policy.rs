@@ -51,6 +51,13 @@ pub struct Policy {
     pub budgets: BTreeMap<Disturbance, Budget>,
     /// When the provisioner suspects the provider's list.
     pub provisioner_brake: ProvisionerBrake,
+    /// A machine that is to be wiped on its way out is overdue after this.
+    pub retirement_wipe_timeout: Span,
+    /// One that is to be given back is.
+    pub retirement_release_timeout: Span,
+    /// How many machines may be given back. Not among `budgets`, whose kinds a release before this one knows
+    /// all of, or cannot read the policy.
+    pub release_budget: Budget,
     /// How long history, settled intents and closed sessions are kept; see
     /// [`Policy::effective_history_retention`].
     pub history_retention: Span,
@@ -206,6 +213,9 @@ impl Default for Policy {
                 (Disturbance::PowerCycle, Budget { count: 10, window: Span::minutes(10) }),
             ]),
             provisioner_brake: ProvisionerBrake { discrepancies: 5, lost_fraction: 0.2 },
+            retirement_wipe_timeout: Span::hours(4),
+            retirement_release_timeout: Span::hours(1),
+            release_budget: Budget { count: 100, window: Span::minutes(10) },
             history_retention: Span::hours(180 * 24),
             order_limits: OrderLimits::default(),
         }
@@ -226,7 +236,7 @@ impl Policy {
     #[must_use]
     pub fn longest_window(&self) -> Span {
         let windows = self.budgets.values().map(|budget| budget.window);
-        windows.fold(self.recovery_brake.window, Span::max)
+        windows.fold(self.recovery_brake.window.max(self.release_budget.window), Span::max)
     }
 
     /// How long what happened is kept: never shorter than any window that budgets and brakes look back

@@ -47,6 +47,12 @@ pub struct PolicyFlags {
     /// Look at a machine again whose status is incomplete, unstable or just changed. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub update_interval_unstable: Option<Span>,
+    /// A machine that is to be wiped on its way out is overdue after this. [default: 4h]
+    #[arg(long, value_name = "SPAN")]
+    pub retirement_wipe_timeout: Option<Span>,
+    /// A machine that its provider is to take back is overdue after this. [default: 1h]
+    #[arg(long, value_name = "SPAN")]
+    pub retirement_release_timeout: Option<Span>,
     /// Longest time an outward call may outlive its session. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub outward_limit: Option<Span>,
@@ -105,6 +111,8 @@ impl PolicyFlags {
         set(self.recovery_brake_window.as_ref(), &mut policy.recovery_brake.window);
         set(self.update_interval_stable.as_ref(), &mut policy.update_interval_stable);
         set(self.update_interval_unstable.as_ref(), &mut policy.update_interval_unstable);
+        set(self.retirement_wipe_timeout.as_ref(), &mut policy.retirement_wipe_timeout);
+        set(self.retirement_release_timeout.as_ref(), &mut policy.retirement_release_timeout);
         set(self.outward_limit.as_ref(), &mut policy.outward_limit);
         set(self.history_retention.as_ref(), &mut policy.history_retention);
         let limits = &mut policy.order_limits;
@@ -128,6 +136,8 @@ impl PolicyFlags {
             ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
             ("--update_interval_stable", policy.update_interval_stable),
             ("--update_interval_unstable", policy.update_interval_unstable),
+            ("--retirement_wipe_timeout", policy.retirement_wipe_timeout),
+            ("--retirement_release_timeout", policy.retirement_release_timeout),
         ] {
             if span.is_some_and(|span| span.0.is_zero()) {
                 return Err(format!("{flag} 0s leaves no time at all; give for example 1s"));

@@ -69,11 +69,13 @@ pub enum Process {
     Recovery,
     /// Ask the provider what it knows of the machine.
     Update,
+    /// Give the machine back.
+    Retirement,
 }
 
 impl Process {
     /// Every process this release works on.
-    pub const ALL: [Self; 3] = [Self::AgentStart, Self::Recovery, Self::Update];
+    pub const ALL: [Self; 4] = [Self::AgentStart, Self::Recovery, Self::Update, Self::Retirement];
 
     /// The name used in the database, in logs and as a metric label.
     #[must_use]
@@ -82,6 +84,7 @@ impl Process {
             Self::AgentStart => "AgentStart",
             Self::Recovery => "Recovery",
             Self::Update => "Update",
+            Self::Retirement => "Retirement",
         }
     }
 
@@ -89,7 +92,7 @@ impl Process {
     #[must_use]
     pub const fn lane(self) -> Lane {
         match self {
-            Self::AgentStart | Self::Recovery => Lane::Access,
+            Self::AgentStart | Self::Recovery | Self::Retirement => Lane::Access,
             Self::Update => Lane::Observe,
         }
     }
@@ -108,7 +111,7 @@ impl FromStr for Process {
         Self::ALL.into_iter().find(|process| process.as_str() == name).ok_or_else(|| UnknownName {
             what: "process",
             name: name.to_owned(),
-            known: "AgentStart, Recovery, Update",
+            known: "AgentStart, Recovery, Update, Retirement",
         })
     }
 }

@@ -16,17 +16,18 @@
 
 use std::panic::Location;
 
-use crate::model::facts::{HoldScope, Installation, MachineFacts, wait_of};
+use crate::model::facts::{HoldScope, Installation, MachineFacts, Retirement, wait_of};
 use crate::model::phase::{Phase, phase_of, silent_from};
 use crate::model::policy::Policy;
 use crate::model::process::{Lane, Process};
 use crate::model::provider_status::ProviderStatus;
 use crate::model::recovery::proof_of_life;
+use crate::model::retirement::{Step, next, waits_for};
 use crate::model::time::{Timestamp, after};
 
 /// Version of the rules in this file. A binary neither claims nor rewrites a row written under a
 /// newer one. Raise it with every change that makes [`next_due`] answer differently.
-pub const RULES_VERSION: i32 = 2;
+pub const RULES_VERSION: i32 = 3;
 
 /// Buckets that the due rows of one (process, provider, priority) spread over.
 pub const BUCKETS: i16 = 8;
@@ -102,10 +103,7 @@ pub fn next_due(facts: &MachineFacts, lane: Lane, policy: &Policy, now: Timestam
 
 fn next_access(answer: &Answer, facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Due {
     if let Some(retirement) = &facts.retirement {
-        return answer.wait(match retirement.finished_at {
-            Some(_) => format!("retired ({})", retirement.reason),
-            None => format!("is being retired ({}); nothing else starts on it", retirement.reason),
-        });
+        return leave(answer, retirement, policy);
     }
     if let Some(quarantine) = &facts.quarantine {
         return answer.wait(format!("quarantined until a person explains: {}", quarantine.reason));
@@ -152,6 +150,19 @@ fn next_access(answer: &Answer, facts: &MachineFacts, policy: &Policy, now: Time
         return answer.wait("the provider has given no address for it");
     }
     answer.due(Process::AgentStart, provided.at, "has no role server yet")
+}
+
+/// A machine on its way out: due for what its stage asks for, and for nothing else any more.
+fn leave(answer: &Answer, retirement: &Retirement, policy: &Policy) -> Due {
+    let present = next(retirement, policy);
+    let reason = waits_for(retirement, &present);
+    let mut due = match present.step {
+        Step::Over | Step::Stuck { .. } => answer.wait(reason),
+        Step::Release => answer.due(Process::Retirement, present.since, reason),
+        Step::ReleaseAgain(order) => answer.due(Process::Retirement, order.at, reason),
+    };
+    due.deadline = present.deadline;
+    due
 }
 
 /// A machine with an agent: due for recovery when the agent will have been silent for too long.
@@ -234,6 +245,8 @@ fn put_off(mut due: Due, facts: &MachineFacts, now: Timestamp) -> Due {
     }
     let Some(hold) = facts.hold.as_ref().filter(|hold| hold.holds_at(now)) else { return due };
     let covered = match hold.scope {
+        // What is given back is not there any more, for whatever it was held.
+        _ if process == Process::Retirement => true,
         HoldScope::Everything => process.lane() == Lane::Access,
         HoldScope::Recovery => process == Process::Recovery,
         HoldScope::Power => false,

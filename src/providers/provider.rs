@@ -20,6 +20,7 @@
 //! * Every outward call ends within a limit of the provider's own.
 //! * [`Creation::create`] with an intent id seen before returns the machine made
 //!   then. That is what makes creation exactly-once when an answer is lost.
+//! * [`Release::release`] with an intent id seen before takes nothing back a second time.
 //! * An error says whether trying again may help ([`ErrorClass`]) and which
 //!   endpoint it came from, so that one slow endpoint is told from a slow fleet.
 
@@ -257,6 +258,11 @@ pub trait Provider: Send + Sync {
     /// Reboots, where it can for any of its machines.
     fn reboot(&self) -> Option<&dyn RebootControl>;
 
+    /// Taking machines back, where it can.
+    fn release(&self) -> Option<&dyn Release> {
+        None
+    }
+
     /// What recovery can do to one machine, each "no" with its reason.
     async fn rungs(&self, id: &str) -> Result<Rungs, ProviderError> {
         let reboot = match self.reboot() {
@@ -288,6 +294,15 @@ pub trait Creation: Send + Sync {
 
     /// The machine made under an intent, if one was. `Ok(None)` is a statement: none was.
     async fn find_by_intent(&self, intent: IntentId) -> Result<Option<ProviderMachine>, ProviderError>;
+}
+
+/// Taking machines back.
+#[async_trait]
+pub trait Release: Send + Sync {
+    /// Takes one machine back, once for each intent: an intent that was carried out before changes nothing,
+    /// even if the id has come to stand for somebody else's machine since. An error of class
+    /// [`ErrorClass::NotFound`] says that there is nothing to be taken back.
+    async fn release(&self, id: &str, intent: IntentId) -> Result<(), ProviderError>;
 }
 
 /// Power of single machines.

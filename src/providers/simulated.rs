@@ -15,7 +15,7 @@ use crate::model::provider_status::PowerState;
 use crate::providers::http;
 use crate::providers::provider::{
     Creation, ErrorClass, PowerAction, PowerControl, PowerSupport, Provider, ProviderError, ProviderMachine,
-    ProviderName, RebootControl, RebootMethod,
+    ProviderName, RebootControl, RebootMethod, Release,
 };
 use crate::providers::simulated_answers::{self, Refusal};
 
@@ -139,6 +139,17 @@ impl Provider for SimulatedProvider {
 
     fn reboot(&self) -> Option<&dyn RebootControl> {
         Some(self)
+    }
+
+    fn release(&self) -> Option<&dyn Release> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Release for SimulatedProvider {
+    async fn release(&self, id: &str, intent: IntentId) -> Result<(), ProviderError> {
+        self.order(id, "release", json!({ "intent": intent })).await
     }
 }
 

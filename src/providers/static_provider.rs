@@ -16,7 +16,7 @@ use crate::model::ids::IntentId;
 use crate::model::provider_status::{PowerState, ProviderStatus, Usage};
 use crate::providers::provider::{
     Creation, ErrorClass, PowerAction, PowerControl, PowerSupport, Provider, ProviderError, ProviderMachine,
-    ProviderName, RebootControl, RebootMethod,
+    ProviderName, RebootControl, RebootMethod, Release,
 };
 use crate::providers::static_commands;
 use crate::providers::static_list::Device;
@@ -124,6 +124,18 @@ impl Provider for StaticProvider {
 
     fn reboot(&self) -> Option<&dyn RebootControl> {
         Some(self)
+    }
+
+    fn release(&self) -> Option<&dyn Release> {
+        Some(self)
+    }
+}
+
+/// As nothing was handed out, nothing is taken back: whoever wrote the list takes the device off it.
+#[async_trait]
+impl Release for StaticProvider {
+    async fn release(&self, id: &str, _intent: IntentId) -> Result<(), ProviderError> {
+        self.known(id).await.map(drop)
     }
 }
 

@@ -138,7 +138,7 @@ impl CallbackService {
         let stored = tokio::time::timeout(PATIENCE, self.heartbeats.store(heartbeat)).await;
         match &stored {
             Ok(Ok(Outcome::Stored(_) | Outcome::Repeated(_) | Outcome::Stale)) => peer.proof.proven(),
-            Ok(Ok(Outcome::Unauthenticated)) => {}
+            Ok(Ok(Outcome::Unauthenticated | Outcome::Retired)) => {}
             // Nobody could say whose it is.
             Ok(Err(_)) | Err(_) => peer.proof.excused(),
         }
@@ -154,6 +154,12 @@ impl CallbackService {
                     "a heartbeat was refused: no machine of that id has an agent with that key");
                 let said = "machine id and key do not belong together";
                 (Err(Status::unauthenticated(said)), UNAUTHENTICATED)
+            }
+            Ok(Ok(Outcome::Retired)) => {
+                tracing::info!(%machine, address = %peer.address, "a heartbeat of a retired machine was refused");
+                let said = "this machine is retired, and its key counts no more: stop the role server on it and \
+                            remove its state directory";
+                (Err(Status::permission_denied(said)), "retired")
             }
             Ok(Err(HeartbeatError::Busy)) => {
                 (Err(Status::unavailable("too many heartbeats wait; try again")), "busy")

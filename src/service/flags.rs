@@ -98,6 +98,8 @@ pub enum Component {
     Recoverer,
     /// Asks providers what became of their machines.
     Updater,
+    /// Gives machines back.
+    Retirer,
     /// Hears the agents.
     Callback,
     /// Answers operators.
@@ -120,7 +122,7 @@ pub struct ServiceFlags {
         long,
         value_name = "PART",
         value_delimiter = ',',
-        default_value = "provisioner,initializer,recoverer,updater,callback,api"
+        default_value = "provisioner,initializer,recoverer,updater,retirer,callback,api"
     )]
     pub components: Vec<Component>,
     /// How logs are written.
@@ -254,6 +256,12 @@ pub struct ServiceFlags {
     /// How often the updater looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub updater_db_query_rate: Rate,
+    /// Machines given back at once; 0 counts as 1.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
+    pub retirer_loop_parallelism: usize,
+    /// How often the retirer looks for work.
+    #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
+    pub retirer_db_query_rate: Rate,
 
     /// Where metrics are served, as http://ADDRESS:PORT/metrics.
     #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Metrics")]

@@ -300,6 +300,9 @@ impl ServicePlan {
                     Component::Updater => {
                         worker_line("updater", flags.updater_loop_parallelism, flags.updater_db_query_rate)
                     }
+                    Component::Retirer => {
+                        worker_line("retirer", flags.retirer_loop_parallelism, flags.retirer_db_query_rate)
+                    }
                     Component::Callback => {
                         format!("callback: hears agents on {}", flags.agent_listen_address)
                     }

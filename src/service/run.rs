@@ -33,6 +33,7 @@ use crate::manager::provider_set::ProviderSet;
 use crate::manager::provisioner::plan::Limits;
 use crate::manager::provisioner::{self, ProvisionerSettings};
 use crate::manager::recoverer::Recoverer;
+use crate::manager::retirer::Retirer;
 use crate::manager::sampler;
 use crate::manager::updater::Updater;
 use crate::model::ids::ProcessId;
@@ -280,6 +281,11 @@ async fn start_parts(
             &wake_ups,
             metrics,
         );
+    }
+    if has(Component::Retirer) {
+        let retirer = Retirer { providers: providers.clone() };
+        let rate = flags.retirer_db_query_rate;
+        running.spawn_loop(retirer, flags.retirer_loop_parallelism, rate, &wake_ups, metrics);
     }
     if has(Component::Provisioner) {
         for (provider, breaker) in providers.iter() {

@@ -11,6 +11,7 @@
 //! | `GET /v1/machines/{id}/power` | `{"power": "on"}` or `"off"` |
 //! | `POST /v1/machines/{id}/power` `{"action": "on"\|"off"\|"cycle", "intent"}` | `{}`; an intent seen before does nothing |
 //! | `POST /v1/machines/{id}/reboot` `{"intent"}` | `{}`; an intent seen before does nothing |
+//! | `POST /v1/machines/{id}/release` `{"intent"}` | `{}`; the machine is capacity again, and its id nobody's; an intent seen before does nothing |
 //! | `POST /v1/machines/{id}/faults` `{"fault"}` | `{}`; `id` is a machine's id whether handed out or not |
 //! | `POST /v1/faults` `{"fault"}` | `{}`; strikes the provider itself |
 //! | `GET /v1/fleet` | what every machine really does: for people and tests, not for a shepherd |
@@ -61,6 +62,7 @@ pub fn routes(fleet: Arc<Fleet>) -> Router {
         .route("/v1/machines/{id}", get(look_at))
         .route("/v1/machines/{id}/power", get(power_state).post(power))
         .route("/v1/machines/{id}/reboot", post(reboot))
+        .route("/v1/machines/{id}/release", post(release))
         .route("/v1/machines/{id}/faults", post(strike_machine))
         .route("/v1/faults", post(strike_provider))
         .route("/v1/fleet", get(truth))
@@ -352,6 +354,28 @@ async fn reboot(
     };
     let call = Call { intent: Some(body.intent.to_string()), ..api("reboot", Some(&id), json!({})) };
     handle(&fleet, &headers, Exposure::Provider, call, || once(&fleet, &id, body.intent, Event::Reboot)).await
+}
+
+async fn release(
+    Shared(fleet): Shared<Arc<Fleet>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let body: RebootBody = match body_of(&body) {
+        Ok(read) => read,
+        Err(error) => return malformed(&fleet, &headers, api("release", Some(&id), json!({})), &body, error),
+    };
+    let call = Call { intent: Some(body.intent.to_string()), ..api("release", Some(&id), json!({})) };
+    handle(&fleet, &headers, Exposure::Provider, call, || {
+        let index = handed_out(&fleet, &id)?;
+        fleet.change(index, |record| {
+            record.take_back(body.intent);
+            Ok::<_, ApiError>(((), Some(Event::TakenBack)))
+        })?;
+        Ok(json!({}))
+    })
+    .await
 }
 
 /// Lets an event happen unless its intent was carried out before.

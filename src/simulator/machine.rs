@@ -102,6 +102,8 @@ pub enum Event {
     Reboot,
     /// An agent was enrolled, and starts (again).
     Enrolled,
+    /// Its provider takes it back: it is switched off, and nothing is left on its disk.
+    TakenBack,
     /// A fault strikes.
     Struck(Fault),
 }
@@ -232,6 +234,15 @@ impl Machine {
                 }
                 _ => return Err(Refusal("nothing runs on the machine")),
             },
+            Event::TakenBack => {
+                // Whose power cannot be switched is taken back all the same.
+                if self.state != State::PowerFailing {
+                    self.state = State::Off;
+                }
+                (self.enrolments, self.host_key) = (0, 0);
+                (self.ssh_refused, self.slow, self.disk_full) = (false, false, false);
+                self.next_fault_at = None;
+            }
             Event::Struck(fault) => self.strike(fault, now, nature)?,
         }
         Ok(self.face().since(before))
@@ -371,12 +382,13 @@ mod tests {
     /// The whole table: a row per event, a column per state of `STATES`; `-` is a refusal.
     #[test]
     fn every_event_in_every_state_leads_where_the_picture_says() {
-        use Event::{Enrolled, PowerCycle, PowerOff, PowerOn, Reboot, Struck};
+        use Event::{Enrolled, PowerCycle, PowerOff, PowerOn, Reboot, Struck, TakenBack};
         let table: &[(Event, &str)] = &[
             (PowerOn, "booting booting up agent-running agent-hung hung dead -"),
             (PowerOff, "off off off off off off off -"),
             (PowerCycle, "booting booting booting booting booting booting booting -"),
             (Reboot, "- booting booting booting booting booting dead -"),
+            (TakenBack, "off off off off off off off power-failing"),
             (Enrolled, "- - agent-running agent-running agent-running - - -"),
             (Struck(Fault::Kill), "- - - up up - - -"),
             (Struck(Fault::AgentHang), "- - - agent-hung - - - -"),
@@ -456,6 +468,7 @@ mod tests {
             1 => Just(Event::PowerOff),
             1 => Just(Event::PowerCycle),
             1 => Just(Event::Reboot),
+            1 => Just(Event::TakenBack),
             2 => Just(Event::Enrolled),
             3 => (0..Fault::ALL.len()).prop_map(|fault| Event::Struck(Fault::ALL[fault])),
         ]

@@ -65,6 +65,9 @@ pub struct Record {
     pub fallback: Option<Settings>,
     /// Its agent's key pair, PKCS#8 in hex; none before the first enrolment.
     pub identity: Option<String>,
+    /// How often it was taken back from whoever had it. Each has it under another id.
+    #[serde(default)]
+    pub taken_back: u64,
     /// Power and reboot intents carried out, oldest first: asked again, they are not repeated.
     pub intents: VecDeque<IntentId>,
 }
@@ -134,6 +137,7 @@ impl FleetState {
             enrolment: None,
             fallback: None,
             identity: None,
+            taken_back: 0,
             intents: VecDeque::new(),
         }));
     }
@@ -186,6 +190,18 @@ impl FleetState {
 }
 
 impl Record {
+    /// Takes the machine back from whoever has it: nothing of theirs stays, and its id is never given again.
+    pub fn take_back(&mut self, intent: IntentId) {
+        self.note_intent(intent);
+        self.taken_back += 1;
+        self.id = format!("sim-{:04}-{}", self.machine.index + 1, self.taken_back + 1);
+        self.intent = None;
+        self.uploads.clear();
+        self.enrolment = None;
+        self.fallback = None;
+        self.identity = None;
+    }
+
     /// Notes that an intent is carried out; `false` when it already was.
     pub fn note_intent(&mut self, intent: IntentId) -> bool {
         if self.intents.contains(&intent) {

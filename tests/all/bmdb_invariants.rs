@@ -14,6 +14,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
 use shepherd::bmdb::claim::Claimed;
 use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::retirement::RetirementChange;
 use shepherd::bmdb::session::Session;
 use shepherd::bmdb::work::Work;
 use shepherd::model::backoff::Backoff;
@@ -228,17 +229,24 @@ impl Worker {
                 },
                 unchanged: self.random.random_bool(0.5),
             }],
+            Process::Retirement => vec![FactChange::Retirement(RetirementChange::Cleared)],
         }
     }
 
     async fn write_a_fact(&mut self) -> Result<(), BmdbError> {
-        let change = match self.random.random_range(0..9) {
+        let change = match self.random.random_range(0..11) {
             0 => hold("disk swap"),
             1..=2 => FactChange::HoldCleared,
             3 => FactChange::Quarantined("two of them".into()),
             4..=5 => FactChange::QuarantineCleared,
             6 => FactChange::NeedsHuman { obstacle: Obstacle::LadderExhausted, reason: "dead".into() },
             7 => FactChange::NeedsHumanCleared,
+            8 => FactChange::Retirement(RetirementChange::Requested {
+                reason: "old".into(),
+                by: "kim".into(),
+                wipe: self.random.random_bool(0.3),
+            }),
+            9 => FactChange::Retirement(RetirementChange::Cleared),
             _ => FactChange::Heartbeat(NewHeartbeat {
                 boot_id: "b".into(),
                 incarnation: "i".into(),

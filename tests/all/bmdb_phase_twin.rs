@@ -209,8 +209,9 @@ fn some_facts(random: &mut StdRng, now: Timestamp, listening: Option<Timestamp>)
         obstacle: random.random_bool(0.5).then_some(Obstacle::LoginRefused),
     });
     facts.retirement = random.random_bool(0.05).then(|| Retirement {
-        reason: "old".into(),
         finished_at: random.random_bool(0.5).then(|| some_time(random, now)),
+        wipe: random.random_bool(0.5),
+        ..Retirement::new("old".into(), "kim".into(), some_time(random, now))
     });
     facts
 }
@@ -257,7 +258,8 @@ async fn store(connection: &mut PgConnection, sets: &[MachineFacts]) -> anyhow::
     };
     let retirement = |facts: &MachineFacts| {
         let r = facts.retirement.as_ref()?;
-        Some(json!({"reason": r.reason, "requested_at": facts.created_at, "finished_at": r.finished_at}))
+        Some(json!({"reason": r.reason, "requested_at": r.requested_at, "requested_by": r.by,
+            "wipe": r.wipe, "finished_at": r.finished_at}))
     };
     for (table, rows) in [
         ("machine", rows(&|facts| Some(json!({"created_at": facts.created_at})))),

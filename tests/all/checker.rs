@@ -152,7 +152,7 @@ pub(crate) enum Violation {
 }
 
 /// Calls by which a shepherd touches a machine. Looking at it is none.
-pub(crate) const TOUCHES: [&str; 5] = ["probe", "upload", "enroll-command", "reboot", "power"];
+pub(crate) const TOUCHES: [&str; 6] = ["probe", "upload", "enroll-command", "reboot", "power", "release"];
 
 /// Everything that these records show to have gone wrong.
 pub(crate) fn check(records: &Records) -> Vec<Violation> {

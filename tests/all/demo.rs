@@ -311,6 +311,8 @@ fn a_machine_that_is_broken_as_printed_leaves_ready_and_comes_back() {
     }
     let timeline = demo.pasted(&place, "timeline sim-0007").unwrap();
     assert!(timeline.contains("Recovery"), "{timeline}");
+    assert!(demo.pasted(&place, "retire sim-0007").unwrap().contains("is being retired"));
+    demo.until(" → Retired: retired (trying it): provider sim took it back").unwrap();
     demo.signal(Signal::INT).unwrap();
     assert_eq!(demo.end().unwrap(), (Some(0), String::new()), "{:#?}", demo.said);
     assert!(demo.said.iter().any(|line| line.contains("every machine is Ready")), "{:#?}", demo.said);

@@ -51,6 +51,7 @@ fn kind(outcome: &Outcome) -> &'static str {
         Outcome::Repeated(_) => "repeated",
         Outcome::Stale => "stale",
         Outcome::Unauthenticated => "unauthenticated",
+        Outcome::Retired => "retired",
     }
 }
 

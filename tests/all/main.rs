@@ -40,6 +40,7 @@ mod private_postgres;
 mod providers;
 mod provisioning;
 mod recovery;
+mod retiring;
 mod roleserver;
 mod rotation;
 mod sampling;

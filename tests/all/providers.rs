@@ -79,6 +79,26 @@ async fn conforms(harness: &dyn Harness) -> Result<()> {
     }
     harness.mend_list().await?;
     ensure!(ids(&provider.list().await?) == whole, "a mended list is the one before");
+    what_is_given_back_is_taken_once(provider, &made).await.context("release")
+}
+
+async fn what_is_given_back_is_taken_once(provider: &dyn Provider, id: &str) -> Result<()> {
+    let release = provider.release().context("no release")?;
+    let (unknown, intent) = ("no/such machine?", IntentId::generate());
+    let error = release.release(unknown, intent).await.err();
+    ensure!(error.as_ref().is_some_and(|error| error.class == ErrorClass::NotFound), "{error:?}");
+    let before = provider.list().await?.len();
+    release.release(id, intent).await?;
+    // Asked again because the answer was lost: it is done, or there is nothing left to do it to.
+    if let Err(error) = release.release(id, intent).await {
+        ensure!(error.class == ErrorClass::NotFound, "{error:?}");
+    }
+    ensure!(
+        provider.list().await?.len() == before,
+        "what is given back is capacity, and no more than it was"
+    );
+    let theirs = provider.look_at(id).await?;
+    ensure!(theirs.is_none_or(|machine| machine.usage == Usage::PossiblyUsed), "somebody still has it");
     Ok(())
 }
 

@@ -32,6 +32,7 @@ use crate::bmdb::intent::OpenCreation;
 use crate::bmdb::lease::NamedLease;
 use crate::bmdb::pause::Pauses;
 use crate::bmdb::provision::NewMachine;
+use crate::bmdb::retirement::RetirementChange;
 use crate::bmdb::session::{Session, Sessions, boot_time};
 use crate::bmdb::work::Decision;
 use crate::manager::breakers::{Admission, Call, ProviderBreaker};
@@ -233,6 +234,9 @@ async fn pass(
     for machine in plan.explained.iter().copied() {
         clear_quarantine(bmdb, lease, machine).await?;
     }
+    for (machine, listed) in plan.retired.iter().copied() {
+        tell_listed(bmdb, lease, machine, listed).await?;
+    }
     for stranger in &plan.strangers {
         let reason = "the provider says it is in use, and it was not created from here";
         let mut new = new_machine(stranger, "found in use at the provider");
@@ -417,6 +421,22 @@ async fn clear_quarantine(bmdb: &Bmdb, lease: &NamedLease, machine: MachineId) -
     bmdb.change_machine_under(lease, machine, |_| Decision {
         changes: vec![FactChange::QuarantineCleared],
         events: vec![("QuarantineCleared".to_owned(), "the provider lists it again".to_owned())],
+        answer: (),
+    })
+    .await
+}
+
+/// Writes down whether the provider lists a machine that is retired.
+async fn tell_listed(
+    bmdb: &Bmdb,
+    lease: &NamedLease,
+    machine: MachineId,
+    listed: bool,
+) -> Result<(), BmdbError> {
+    tracing::info!(%machine, listed, "whether the provider lists a retired machine has changed");
+    bmdb.change_machine_under(lease, machine, move |_| Decision {
+        changes: vec![FactChange::Retirement(RetirementChange::Listed(listed))],
+        events: Vec::new(),
         answer: (),
     })
     .await

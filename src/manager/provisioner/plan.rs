@@ -37,6 +37,8 @@ pub struct ProvisionPlan {
     pub strangers: Vec<ProviderMachine>,
     /// Machines whose discrepancy is over.
     pub explained: Vec<MachineId>,
+    /// Retired machines of which something else is so now than was written down: whether the provider lists them.
+    pub retired: Vec<(MachineId, bool)>,
     /// Why fewer are created than could be, for people.
     pub limited: Option<String>,
 }
@@ -87,6 +89,11 @@ pub fn plan_provisioning(
         plan.strangers.clear();
         return plan;
     }
+    // Never adopted again, and told: they may still be paid for.
+    let retired = known.iter().filter(|machine| machine.retired);
+    let retired = retired.map(|machine| (machine, by_id.contains_key(machine.provider_id.as_str())));
+    let news = retired.filter(|(machine, listed)| machine.listed != *listed);
+    plan.retired = news.map(|(machine, listed)| (machine.machine, listed)).collect();
     plan.quarantine = newly_lost
         .iter()
         .map(|machine| (machine.machine, format!("{LOST} any more, and it was not retired here")))
@@ -171,6 +178,7 @@ mod tests {
             quarantine: None,
             retiring: false,
             retired: false,
+            listed: false,
         })
         .collect()
     }
@@ -209,6 +217,24 @@ mod tests {
         let plan = plan_provisioning(&offered, &ours, &BTreeSet::new(), &BRAKE, limits);
         assert_eq!(plan.create, ["m010", "m011", "m012", "m013", "m014"]);
         assert!(plan.quarantine.is_empty());
+    }
+
+    #[test]
+    fn retired_machine_that_is_listed_is_told_and_never_taken_again() {
+        let with = |listed: bool| {
+            let mut ours = known(0..2);
+            (ours[0].retiring, ours[0].retired, ours[0].listed) = (true, true, listed);
+            ours
+        };
+        for usage in [Usage::PossiblyUsed, Usage::KnownUsed] {
+            let ours = with(false);
+            let told = plan(&list(0..2, &usage), &ours);
+            assert_eq!(told, ProvisionPlan { retired: vec![(ours[0].machine, true)], ..Default::default() });
+        }
+        let ours = with(true);
+        assert_eq!(plan(&list(0..2, &Usage::PossiblyUsed), &ours), ProvisionPlan::default(), "told once");
+        let gone = plan(&list(1..2, &Usage::PossiblyUsed), &ours);
+        assert_eq!(gone, ProvisionPlan { retired: vec![(ours[0].machine, false)], ..Default::default() });
     }
 
     #[test]

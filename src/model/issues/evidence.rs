@@ -87,7 +87,7 @@ impl MachineEvidence {
         }
     }
 
-    /// Whether it is on its way out, or out: nothing is wrong with such a machine.
+    /// Whether it is on its way out, or out: nothing is wrong with such a machine but that it does not leave.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.facts.retirement.is_some()

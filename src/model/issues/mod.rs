@@ -8,6 +8,7 @@
 //!
 //! * [`evidence`]: what is looked at.
 //! * `machines`: what is wrong with one machine.
+//! * `leaving`: what is wrong with one on its way out, or out.
 //! * `pairs`: what two machines have in common and must not.
 //! * `surroundings`: what is wrong with providers, the database, shepherds and ourselves.
 //!
@@ -24,6 +25,7 @@ use crate::model::machine_view::MachineName;
 use crate::model::time::Timestamp;
 
 pub mod evidence;
+mod leaving;
 mod machines;
 mod pairs;
 mod surroundings;
@@ -80,6 +82,8 @@ pub enum Kind {
     OutdatedAgent,
     ProviderDiscrepancy,
     ProviderFails,
+    RetiredListed,
+    RetirementStuck,
     SessionFlapping,
     SilentAgent,
     WorkFails,
@@ -87,7 +91,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, by name.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::AddressConflict,
         Self::Brake,
         Self::BudgetExhausted,
@@ -110,6 +114,8 @@ impl Kind {
         Self::OutdatedAgent,
         Self::ProviderDiscrepancy,
         Self::ProviderFails,
+        Self::RetiredListed,
+        Self::RetirementStuck,
         Self::SessionFlapping,
         Self::SilentAgent,
         Self::WorkFails,
@@ -141,6 +147,8 @@ impl Kind {
             Self::OutdatedAgent => "outdated-agent",
             Self::ProviderDiscrepancy => "provider-discrepancy",
             Self::ProviderFails => "provider-fails",
+            Self::RetiredListed => "retired-listed",
+            Self::RetirementStuck => "retirement-stuck",
             Self::SessionFlapping => "session-flapping",
             Self::SilentAgent => "silent-agent",
             Self::WorkFails => "work-fails",
@@ -169,6 +177,8 @@ impl Kind {
             | Self::LostWorkers
             | Self::ProviderDiscrepancy
             | Self::ProviderFails
+            | Self::RetiredListed
+            | Self::RetirementStuck
             | Self::SessionFlapping
             | Self::SilentAgent
             | Self::WorkFails => Severity::Warning,
@@ -250,6 +260,7 @@ impl Issue {
 #[must_use]
 pub fn issues(evidence: &Evidence) -> Vec<Issue> {
     let mut found = machines::found(evidence);
+    found.extend(leaving::found(evidence));
     found.extend(pairs::found(evidence));
     found.extend(surroundings::found(evidence));
     found.sort_by(|a, b| (a.severity, a.id, &a.about).cmp(&(b.severity, b.id, &b.about)));

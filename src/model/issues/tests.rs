@@ -148,9 +148,32 @@ const CASES: &[Case] = &[
             e.machines[0].facts.needs_human = Some(called(Obstacle::LoginRefused));
             e.machines[0].losses = 9;
             e.machines[0].serial_number = Some("S200".into());
-            e.machines[0].facts.retirement = Some(Retirement { reason: "old".into(), finished_at: None });
+            e.machines[0].facts.retirement = Some(retiring(NOW - 3599));
         },
         &[],
+    ),
+    (
+        "an hour on its way out",
+        |e| e.machines[0].facts.retirement = Some(retiring(NOW - 3600)),
+        &[("retirement-stuck", "rack-a/1")],
+    ),
+    (
+        "to be wiped, which nobody can",
+        |e| e.machines[0].facts.retirement = Some(Retirement { wipe: true, ..retiring(NOW) }),
+        &[("retirement-stuck", "rack-a/1")],
+    ),
+    (
+        "retired, and not listed any more",
+        |e| e.machines[0].facts.retirement = Some(Retirement { finished_at: Some(at(2)), ..retiring(1) }),
+        &[],
+    ),
+    (
+        "retired, and listed",
+        |e| {
+            let over = Retirement { finished_at: Some(at(2)), listed_since: Some(at(3)), ..retiring(1) };
+            e.machines[0].facts.retirement = Some(over);
+        },
+        &[("retired-listed", "rack-a/1")],
     ),
     (
         "left to a person",
@@ -324,6 +347,10 @@ const CASES: &[Case] = &[
     ("dead rows", |e| e.storage.as_mut().unwrap().rows[0].1 = 100_000, &[("dead-rows", "table session")]),
     ("a database without books", |e| e.storage = None, &[]),
 ];
+
+fn retiring(since: i64) -> Retirement {
+    Retirement::new("old".into(), "kim".into(), at(since))
+}
 
 fn paused(since: i64) -> Pause {
     let (provider, reason, by) = (Some("rack-a".into()), "its switch is changed".into(), "kim".into());

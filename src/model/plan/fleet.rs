@@ -20,6 +20,8 @@ use crate::model::time::{Timestamp, before};
 pub(crate) struct Fleet {
     pub(crate) machines: Vec<Passing>,
     pub(crate) disturbed: Vec<Disturbed>,
+    /// When providers were told to take machines back.
+    pub(crate) released: Vec<Timestamp>,
 }
 
 impl Fleet {
@@ -40,6 +42,18 @@ impl Fleet {
             oldest_in_window: used.map(|done| done.at).min(),
             brake: self.brake(&provider_of(&machine.facts), policy, now),
             newer_fence: machine.newer_fence,
+        }
+    }
+
+    /// The same for a machine that is to be given back.
+    pub(crate) fn releasing(&self, machine: usize, policy: &Policy, now: Timestamp) -> Circumstances {
+        let since = before(now, policy.release_budget.window.0);
+        let used = self.released.iter().copied().filter(|at| *at > since);
+        Circumstances {
+            begun_in_window: u32::try_from(used.clone().count()).unwrap_or(u32::MAX),
+            oldest_in_window: used.min(),
+            brake: None,
+            newer_fence: self.machines[machine].newer_fence,
         }
     }
 

@@ -71,6 +71,8 @@ pub struct FleetView {
     pub machines: Vec<MachineState>,
     /// Disturbances begun within the longest window that a budget or a brake looks back over.
     pub disturbed: Vec<Disturbed>,
+    /// When providers were told to take machines back, within the window of that budget.
+    pub released: Vec<Timestamp>,
     /// Pauses of loops that hold at that moment.
     pub pauses: Vec<Pause>,
 }
@@ -208,7 +210,8 @@ impl<'a> Future<'a> {
                 awaited: Vec::new(),
             })
             .collect();
-        let fleet = Fleet { machines, disturbed: view.disturbed.clone() };
+        let (disturbed, released) = (view.disturbed.clone(), view.released.clone());
+        let fleet = Fleet { machines, disturbed, released };
         let (policy, pauses) = (&*view.policy, view.pauses.as_slice());
         let mut future = Self { now: view.at, policy, pauses, fleet, events: BTreeSet::new() };
         for machine in 0..future.fleet.machines.len() {

@@ -3,7 +3,7 @@
 //! The loops learn this from the world and write it down; here the world does as it is told. What is
 //! written down is built by the functions that the loops use, where a decision is in it.
 
-use crate::model::disturb::may_disturb;
+use crate::model::disturb::{Refusal, may_disturb, may_release};
 use crate::model::facts::{AgentStarted, Heartbeat, MachineFacts, NeedsHuman, Postponement};
 use crate::model::needs_human::Obstacle;
 use crate::model::plan::fleet::{Fleet, provider_of};
@@ -59,7 +59,28 @@ pub(crate) fn obeyed(
             Done::new("ask its provider about it")
         }
         Process::Recovery => recover(fleet, machine, policy, now),
+        Process::Retirement => give_back(fleet, machine, policy, now),
     }
+}
+
+/// Its provider takes it back.
+fn give_back(fleet: &mut Fleet, machine: usize, policy: &Policy, now: Timestamp) -> Done {
+    let circumstances = fleet.releasing(machine, policy, now);
+    let facts = &mut fleet.machines[machine].facts;
+    if let Err(refusal) = may_release(facts, &circumstances, policy, now) {
+        let Refusal { reason, ask_again: until } = refusal;
+        let wait = Postponement { until, reason: reason.clone(), decided_at: String::new() };
+        facts.postponements.insert(Process::Retirement, wait);
+        return Done::new(format!("put it off: {reason}"));
+    }
+    finish(facts, Process::Retirement);
+    if let Some(retirement) = &mut facts.retirement {
+        if retirement.release.is_none() {
+            fleet.released.push(now);
+        }
+        retirement.finished_at = Some(now);
+    }
+    Done { falls_silent: true, ..Done::new("give it back to its provider") }
 }
 
 /// A report of the machine's agent comes in.

@@ -1,7 +1,7 @@
 //! Futures of small fleets.
 
 use super::*;
-use crate::model::facts::{Acted, AgentStarted, Heartbeat, Hold, HoldScope, Provided, Recovery};
+use crate::model::facts::{Acted, AgentStarted, Heartbeat, Hold, HoldScope, Provided, Recovery, Retirement};
 use crate::model::newer_fence::NewerFence;
 use crate::model::policy::Budget;
 use crate::model::provider_status::ProviderStatus;
@@ -57,7 +57,14 @@ pub(super) fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
         facts,
     };
     let machines = machines.into_iter().map(state).collect();
-    FleetView { at: at(0), policy: Arc::new(policy), machines, disturbed: Vec::new(), pauses: Vec::new() }
+    FleetView {
+        at: at(0),
+        policy: Arc::new(policy),
+        machines,
+        disturbed: Vec::new(),
+        released: Vec::new(),
+        pauses: Vec::new(),
+    }
 }
 
 /// (seconds, machine, process, the beginning of what is done) within `minutes`.
@@ -110,6 +117,32 @@ fn a_hold_puts_off_and_a_hold_without_end_ends_it() {
     };
     assert_eq!(held(None), []);
     assert_eq!(held(Some(at(600))).first(), Some(&row(600, 1, "Recovery", "restart the ")));
+}
+
+#[test]
+fn machine_is_given_back_once_and_then_nothing_happens_to_it() {
+    let leaving = |number, wipe| {
+        let mut facts = heard(number, 700);
+        let asked = Retirement::new("old".into(), "kim".into(), at(-1));
+        facts.retirement = Some(Retirement { wipe, ..asked });
+        facts
+    };
+    let policy =
+        Policy { release_budget: Budget { count: 1, window: Span::minutes(5) }, ..Policy::default() };
+    let machines = vec![leaving(1, false), leaving(2, false), leaving(3, true)];
+    let mut fleet = fleet(machines, policy);
+    // Of the first one, and of one that was given back before.
+    fleet.released = vec![at(-200)];
+    assert_eq!(
+        future(&fleet, 60),
+        [
+            row(0, 1, "Retirement", "put it off: "),
+            row(0, 2, "Retirement", "put it off: "),
+            row(100, 1, "Retirement", "give it back"),
+            row(100, 2, "Retirement", "put it off: "),
+            row(400, 2, "Retirement", "give it back"),
+        ]
+    );
 }
 
 #[test]

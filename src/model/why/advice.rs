@@ -2,6 +2,7 @@
 
 use crate::model::machine_view::MachineView;
 use crate::model::needs_human::Obstacle;
+use crate::model::retirement::{may_waive, next};
 use crate::model::schedule::Due;
 use crate::model::time::Timestamp;
 use crate::model::why::notes::{is_over, paused};
@@ -10,7 +11,7 @@ use crate::model::why::{Advice, obstacle};
 /// What would help; `word` is the machine's name as one word of a shell.
 pub(super) fn advice(view: &MachineView, due: &Due, word: &str, now: Timestamp) -> Vec<Advice> {
     let facts = &view.facts;
-    let mut advice = Vec::new();
+    let mut advice = leaving(view, word, now);
     let mut add = |command: String, when: &str| advice.push(Advice { command, when: when.to_owned() });
     for pause in paused(view, due, now) {
         add(pause.resume(), "when the pause has served its purpose: what came due meanwhile is then begun");
@@ -57,6 +58,31 @@ pub(super) fn advice(view: &MachineView, due: &Due, word: &str, now: Timestamp) 
     }
     if view.brakes.iter().any(|brake| is_over(brake, facts)) {
         add("shepherdctl get providers".to_owned(), "to see every brake that is on; they release themselves");
+    }
+    advice
+}
+
+/// What helps a machine on its way out.
+fn leaving(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advice> {
+    let (facts, policy) = (&view.facts, &view.policy);
+    let Some(retirement) = facts.retirement.as_ref().filter(|fact| fact.finished_at.is_none()) else {
+        return Vec::new();
+    };
+    let mut advice = Vec::new();
+    let stage = next(retirement, policy).stage;
+    if may_waive(facts, policy, stage, now).is_ok() {
+        advice.push(Advice {
+            command: format!(
+                "shepherdctl retire waive {word} {stage} --i_know 'WHAT REMAINS UNDONE' --reason 'WHY'"
+            ),
+            when: "when this stage cannot be done and need not be; it says what to type".to_owned(),
+        });
+    }
+    if retirement.release.is_none() {
+        advice.push(Advice {
+            command: format!("shepherdctl retire cancel {word}"),
+            when: "when it is to stay; possible until its provider is told to take it back".to_owned(),
+        });
     }
     advice
 }

@@ -27,6 +27,7 @@ use crate::model::needs_human::{Obstacle, healed_at};
 use crate::model::phase::{Phase, phase_of, silent_from};
 use crate::model::policy::Policy;
 use crate::model::process::Lane;
+use crate::model::retirement;
 use crate::model::schedule::{Due, next_due};
 use crate::model::shell_words;
 use crate::model::telling::{both, relative};
@@ -166,6 +167,8 @@ fn since(view: &MachineView, phase: Phase) -> Option<Timestamp> {
         Phase::Recovering => facts.recovery.as_ref().map(|fact| fact.started_at),
         Phase::Silent => silent_from(facts, &view.policy),
         Phase::AgentStarting => facts.agent_started.as_ref().map(|fact| fact.at),
+        Phase::Retiring => facts.retirement.as_ref().map(|fact| fact.requested_at),
+        Phase::Retired => facts.retirement.as_ref().and_then(|fact| fact.finished_at),
         _ => None,
     };
     let indexed = lane_of(view, Lane::Access).filter(|lane| lane.phase_index == phase.as_str());
@@ -195,6 +198,9 @@ fn next(due: &Due, stored: Option<&LaneView>) -> Option<Next> {
 
 /// What follows when the deadline passes.
 fn then(facts: &MachineFacts, policy: &Policy) -> String {
+    if let Some(retirement) = &facts.retirement {
+        return retirement::then(&retirement::next(retirement, policy));
+    }
     match &facts.recovery {
         None => "recovery begins".to_owned(),
         Some(recovery) => match policy.rung(recovery.rung) {

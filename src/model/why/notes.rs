@@ -4,12 +4,13 @@
 //! for is not told twice.
 
 use crate::model::drift::drift_of;
-use crate::model::facts::{MachineFacts, Recovery};
+use crate::model::facts::{MachineFacts, Recovery, Retirement};
 use crate::model::host_key::PinnedHostKey;
 use crate::model::machine_view::{BrakeLine, LaneView, MachineView};
 use crate::model::pause::{Loop, Pause, holding};
 use crate::model::policy::Policy;
 use crate::model::process::{Lane, Process};
+use crate::model::retirement;
 use crate::model::schedule::{Due, RULES_VERSION, next_due};
 use crate::model::telling::{absolute, both, relative, rough};
 use crate::model::time::{Timestamp, between};
@@ -19,6 +20,7 @@ use crate::model::why::{lane_of, next};
 pub(super) fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String> {
     let facts = &view.facts;
     let mut notes = pauses(view, due, now);
+    notes.extend(facts.retirement.as_ref().map(|retirement| stages(retirement, &view.policy)));
     notes.extend(facts.recovery.as_ref().map(|recovery| ladder(recovery, &view.policy, now)));
     if let Some((offered, pinned, at)) = refused(view.host_keys.as_ref())
         && !(due.reason.contains(&offered) && due.reason.contains(&pinned))
@@ -88,6 +90,17 @@ fn ladder(recovery: &Recovery, policy: &Policy, now: Timestamp) -> String {
         ),
         _ => format!("recovery began {began}; nothing was done yet"),
     }
+}
+
+/// How each stage of its retirement stands.
+fn stages(retirement: &Retirement, policy: &Policy) -> String {
+    let stages = retirement::stages(retirement, policy);
+    let told: Vec<String> = stages.iter().map(|(stage, stands)| format!("{stage}: {stands}")).collect();
+    let listed = match retirement.listed_since {
+        Some(_) => "; its provider still lists it",
+        None => "",
+    };
+    format!("the stages of its retirement are {}{listed}", told.join("; "))
 }
 
 /// Brakes over this machine. A reason that is being waited for anyhow is not told twice.

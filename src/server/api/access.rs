@@ -60,6 +60,10 @@ pub const RULES: &[Rule] = &[
     // Beyond the limits of the policy an admin's alone, which the call sees to.
     rule("shepherd.fleet.v1.Orders/Give", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/AllowHostKey", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/Retire", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/CancelRetire", Role::Operator, About::Machines),
+    // What it leaves undone is undone for good.
+    rule("shepherd.fleet.v1.Machines/Waive", Role::Admin, About::Machines),
     rule("shepherd.fleet.v1.Sessions/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Work/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Schedule/List", Role::Viewer, About::Fleet),

@@ -1,11 +1,9 @@
 //! The service `Loops`.
 
 use tonic::{Request, Response, Status};
-use uuid::Uuid;
 
 use crate::bmdb::action::Until;
-use crate::bmdb::inspect;
-use crate::bmdb::pause::{NewPause, pauses};
+use crate::bmdb::pause::{NewPause, loops};
 use crate::model::pause::{Loop, Pause, what};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::loops_server::Loops;
@@ -19,8 +17,6 @@ use crate::server::api::texts::line;
 const PAUSE: &str = "shepherd.fleet.v1.Loops/Pause";
 const RESUME: &str = "shepherd.fleet.v1.Loops/Resume";
 const LONGEST_PROVIDER: usize = 100;
-/// Most sessions that workers are counted among.
-const SESSIONS: i64 = 1000;
 
 /// The service.
 pub struct LoopsService {
@@ -34,22 +30,12 @@ impl Loops for LoopsService {
         &self,
         _: Request<v1::ListLoopsRequest>,
     ) -> Result<Response<v1::ListLoopsResponse>, Status> {
-        let (pauses, sessions, now) = self
-            .site
-            .looks
-            .look(|tx| {
-                Box::pin(async move {
-                    let pauses = pauses(tx).await?;
-                    Ok((pauses, inspect::sessions(tx, Uuid::nil(), SESSIONS).await?, inspect::now(tx).await?))
-                })
-            })
-            .await
-            .map_err(of_bmdb)?;
-        let loops = Loop::ALL.into_iter().map(|of| v1::Loop {
-            name: of.as_str().to_owned(),
-            workers: i64::try_from(sessions.iter().filter(|one| one.component == of.as_str()).count())
-                .unwrap_or(i64::MAX),
-            pauses: pauses.iter().filter(|pause| pause.of == of).map(told).collect(),
+        let (loops, now) =
+            self.site.looks.look(|tx| Box::pin(async move { loops(tx).await })).await.map_err(of_bmdb)?;
+        let loops = loops.iter().map(|state| v1::Loop {
+            name: state.of.as_str().to_owned(),
+            workers: state.workers,
+            pauses: state.pauses.iter().map(told).collect(),
         });
         Ok(Response::new(v1::ListLoopsResponse { loops: loops.collect(), at: Some(at(now)) }))
     }

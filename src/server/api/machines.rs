@@ -29,6 +29,7 @@ use crate::server::api::many::{after_of, labelling, scope_of};
 use crate::server::api::orders::{Said, answer};
 use crate::server::api::pages;
 use crate::server::api::refusal::{of_bmdb, wrong};
+use crate::server::api::retiring;
 use crate::server::api::site::Site;
 use crate::server::api::watch;
 
@@ -252,6 +253,24 @@ impl Machines for MachinesService {
         let carried = self.site.bmdb.order_host_key(order, id_of(&name), meant).await.map_err(of_bmdb)?;
         Ok(Response::new(answer(Some(&name), dry_run, &carried)))
     }
+
+    async fn retire(
+        &self,
+        request: Request<v1::RetireRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        retiring::retire(&self.site, &request).await
+    }
+
+    async fn cancel_retire(
+        &self,
+        request: Request<v1::CancelRetireRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        retiring::cancel(&self.site, &request).await
+    }
+
+    async fn waive(&self, request: Request<v1::WaiveRequest>) -> Result<Response<v1::OrderResponse>, Status> {
+        retiring::waive(&self.site, &request).await
+    }
 }
 
 const HOLD: &str = "shepherd.fleet.v1.Machines/Hold";
@@ -309,7 +328,10 @@ impl MachinesService {
 }
 
 /// Who orders and why, as the machine's history says it.
-fn who_and_why<M>(request: &Request<M>, order: Option<&v1::Order>) -> Result<(String, String), Status> {
+pub(crate) fn who_and_why<M>(
+    request: &Request<M>,
+    order: Option<&v1::Order>,
+) -> Result<(String, String), Status> {
     let who = caller(request)?.credential().name.clone();
     Ok((who, order.map(|order| order.reason.trim().to_owned()).unwrap_or_default()))
 }

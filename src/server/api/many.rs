@@ -92,6 +92,7 @@ fn each_of(what: Option<&What>) -> Result<Each, Status> {
         Some(What::Release(release)) => Each::Release { quarantine: release.quarantine },
         Some(What::Retry(_)) => Each::Retry,
         Some(What::Quarantine(_)) => Each::Quarantine,
+        Some(What::Retire(retire)) => Each::Retire { wipe: retire.wipe },
         Some(What::Label(label)) => {
             let set = label.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
             labelling(set, label.remove.clone())?

@@ -42,6 +42,7 @@ pub mod orders;
 pub mod outlook;
 pub mod pages;
 pub mod refusal;
+pub mod retiring;
 pub mod server;
 pub mod site;
 pub mod texts;

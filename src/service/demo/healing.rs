@@ -52,6 +52,10 @@ impl Healing {
                         self.left += 1;
                         self.away.insert(machine.name.clone(), now);
                     }
+                    // Who was given back is awaited no more.
+                    if machine.phase == Phase::Retired.as_str() {
+                        self.away.remove(&machine.name);
+                    }
                     format!(": {}", shortened(&machine.reason))
                 };
                 lines.push(format!("  {}  {} → {}{more}", machine.name, before.phase, machine.phase));

@@ -48,7 +48,8 @@ pub(super) async fn watch(
         let phases = seen(async || database.bmdb.indexed_phases().await).await?;
         let ready = phases.get(Phase::Ready.as_str()).copied().unwrap_or(0);
         // A kept fleet may be larger than what was asked for this time.
-        fleet = fleet.max(phases.values().sum());
+        let left = phases.get(Phase::Retired.as_str()).copied().unwrap_or(0);
+        fleet = fleet.max(phases.values().sum::<i64>() - left);
         progress.show(&phases, fleet)?;
         if ready >= enough(demo, fleet) {
             progress.finish();
@@ -138,6 +139,10 @@ Ask what Shepherd knows and does about it:
   {ctl} --bmdb_url {database} get machines
   {ctl} --bmdb_url {database} why {one}
   {ctl} --bmdb_url {database} timeline {one}
+
+Give a machine back, and watch it leave:
+
+  {ctl} --bmdb_url {database} retire {one} --reason 'trying it'
 {metrics}
 Ctrl-C ends the demo and {end}.
 "

@@ -31,6 +31,7 @@ use crate::harness::postgres::TestDatabase;
 use crate::harness::program::PATIENCE;
 
 mod access;
+mod bundle;
 mod command_line;
 mod lists;
 mod orders;

@@ -116,12 +116,18 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult
 /// A request of this call that can be carried out.
 fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Result<Value> {
     let mut body = match rpc {
-        "Machines/Hold" | "Machines/Release" | "Machines/Retry" | "Machines/Quarantine" => {
+        "Machines/Hold" | "Machines/Release" | "Machines/Retry" | "Machines/CancelRetire" => {
             json!({ "machine": machine })
         }
+        "Machines/Quarantine" => json!({ "machine": machine }),
         "Machines/Label" => json!({ "machine": machine, "set": { "row": "7" } }),
         "Orders/Give" => {
             json!({ "filter": { "tags": ["provided"] }, "machines": 1, "release": { "quarantine": true } })
+        }
+        "Machines/Retire" => json!({ "machine": machine, "wipe": true }),
+        "Machines/Waive" => {
+            let known = format!("rack/{machine} is not wiped");
+            json!({ "machine": machine, "stage": "wipe", "iKnow": known })
         }
         "Machines/AllowHostKey" => json!({ "machine": machine, "fingerprint": key(2).fingerprint() }),
         "Credentials/Create" => json!({ "name": "kim", "role": "viewer" }),

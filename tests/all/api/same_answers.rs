@@ -24,7 +24,10 @@ use crate::harness::program::PATIENCE;
 /// Commands that read, and how each is asked; `M` stands for a machine, `FILE` for a configuration that changes
 /// something, `NOTHING` for one that changes nothing.
 const READS: &[(&str, &[&[&str]])] = &[
-    ("get machines", &[&[], &["--phase", "New", "--limit", "1"]]),
+    (
+        "get machines",
+        &[&[], &["--phase", "New", "--limit", "1"], &["--product", "nothing", "--manufacturer", "nobody"]],
+    ),
     ("get sessions", &[&["--limit", "700"], &["--limit", "1"]]),
     ("get work", &[&["--limit", "700"], &["--limit", "501"]]),
     ("get providers", &[&[]]),
@@ -47,8 +50,9 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("policy get", &[&[]]),
     ("tokens get", &[&[]]),
 ];
-/// Commands that ask the database alone, those that ask nobody, and what never ends.
-const OTHERS: &[&str] = &["declare restored", "tokens bootstrap", "completions", "manual", "watch"];
+/// Commands that ask the database alone, those that ask nobody, what never ends, and what asks all the others.
+const OTHERS: &[&str] =
+    &["declare restored", "tokens bootstrap", "completions", "manual", "watch", "debug bundle"];
 
 /// Every command that has none below it, and whether it orders something.
 fn leaves(command: &Command, path: &str, found: &mut Vec<(String, bool)>) {

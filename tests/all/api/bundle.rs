@@ -1,0 +1,101 @@
+//! A bundle for whoever helps: through the API and straight from the database, with a secret in it that somebody
+//! should not have written down.
+
+use std::collections::BTreeMap;
+use std::fs::{File, metadata};
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use flate2::read::GzDecoder;
+use serde_json::Value;
+use shepherd::model::ids::MachineId;
+
+use crate::api::Api;
+use crate::api::command_line::Operator;
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::provided;
+
+/// The files of an archive.
+fn unpacked(path: &Path) -> Result<BTreeMap<String, String>> {
+    let mut files = BTreeMap::new();
+    for entry in tar::Archive::new(GzDecoder::new(File::open(path)?)).entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.strip_prefix("shepherd-debug")?.to_string_lossy().into_owned();
+        let mut text = String::new();
+        entry.read_to_string(&mut text)?;
+        files.insert(path, text);
+    }
+    Ok(files)
+}
+
+fn parsed(files: &BTreeMap<String, String>, path: &str) -> Result<Value> {
+    let text = files.get(path).with_context(|| format!("no {path} in {:?}", files.keys()))?;
+    Ok(serde_json::from_str(text)?)
+}
+
+/// One machine waits for a person, another one is well.
+async fn fleet(api: &Api) -> Result<[MachineId; 2]> {
+    let machines = [provided(&api.pool).await?, provided(&api.pool).await?];
+    let given_up = "INSERT INTO machine_needs_human (machine_id, since, reason)
+                    VALUES ($1, clock_timestamp(), 'its BMC refuses password=hunter2')";
+    sqlx::query(given_up).bind(machines[0].0).execute(&api.pool).await?;
+    Ok(machines)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bundle_tells_a_helper_everything_but_secrets_whoever_is_asked() -> TestResult {
+    let api = Api::start("api_bundle").await?;
+    let [troubled, well] = fleet(&api).await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let id = well.to_string();
+    let reason = "for shepherd_0199f3a2_c2VjcmV0c2VjcmV0, see postgres://kim:hunter2@db/bmdb";
+    kim.ask(&["hold", &id, "--reason", reason])?;
+
+    let (told, direct) = (kim.home.path().join("told.tar.gz"), kim.home.path().join("direct.tar.gz"));
+    let said = kim.ask(&["debug", "bundle", "--machine", &id, "--file", told.to_str().context("a path")?])?;
+    assert!(said.contains("holds 16 files"), "{said}");
+    kim.direct(&["debug", "bundle", "--machine", &id, "--file", direct.to_str().context("a path")?])?;
+    assert_eq!(metadata(&told)?.permissions().mode() & 0o777, 0o600);
+    let (told, direct) = (unpacked(&told)?, unpacked(&direct)?);
+    assert_eq!(told.keys().collect::<Vec<_>>(), direct.keys().collect::<Vec<_>>());
+    for (path, text) in told.iter().chain(&direct) {
+        assert!(!text.contains("hunter2") && !text.contains("c2VjcmV0"), "{path}: {text}");
+        assert!(path.ends_with(".txt") || serde_json::from_str::<Value>(text).is_ok(), "{path}: {text}");
+    }
+    // What it is made for: nothing of what is no secret is missing.
+    for machine in [troubled, well] {
+        let why = parsed(&told, &format!("machines/{machine}/why.json"))?;
+        assert_eq!(why["machine"], machine.to_string());
+    }
+    let why = parsed(&told, &format!("machines/{well}/why.json"))?.to_string();
+    assert!(why.contains("for shepherd_***, see postgres://kim:***@db/bmdb"), "{why}");
+    assert_eq!(parsed(&told, "machines.json")?["machines"].as_array().context("a list")?.len(), 2);
+    assert!(parsed(&told, "about.json")?["failed"].as_object().context("an object")?.is_empty());
+    assert!(parsed(&told, "about.json")?["asked"].as_str().context("a text")?.starts_with("the API at "));
+    assert_eq!(parsed(&direct, "about.json")?["asked"], "the database");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bundle_overwrites_nothing_and_names_what_it_could_not_have() -> TestResult {
+    let api = Api::start("api_bundle_in_part").await?;
+    fleet(&api).await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    let path = kim.home.path().join("bundle.tar.gz");
+    let file = path.to_str().context("a path")?;
+    let said = kim.direct(&["debug", "bundle", "--machine", "nobody", "--file", file])?;
+    assert!(said.contains("without `why nobody`: "), "{said}");
+    let about = parsed(&unpacked(&path)?, "about.json")?;
+    let failed = about["failed"].as_object().context("an object")?;
+    assert_eq!(failed.len(), 3, "{failed:?}");
+
+    let before = std::fs::read(&path)?;
+    let refused =
+        kim.direct(&["debug", "bundle", "--file", file]).expect_err("it is there already").to_string();
+    assert!(refused.contains("name another file with --file"), "{refused}");
+    assert_eq!(std::fs::read(&path)?, before);
+    Ok(())
+}
