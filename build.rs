@@ -3,9 +3,11 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 7] = [
+const CONTRACTS: [&str; 9] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/fleet/v1/access.proto",
+    "shepherd/fleet/v1/approvals.proto",
+    "shepherd/fleet/v1/budgets.proto",
     "shepherd/fleet/v1/fleet.proto",
     "shepherd/fleet/v1/loops.proto",
     "shepherd/fleet/v1/machines.proto",

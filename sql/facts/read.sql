@@ -19,6 +19,12 @@ SELECT s.machine_id AS "machine_id!", s.created_at AS "created_at!",
                   'wipe_waived_by', t.wipe_waived_by, 'release_ordered_at', t.release_ordered_at,
                   'release_intent', t.release_intent, 'outcome', t.outcome, 'listed_since', t.listed_since)
            FROM machine_retirement t WHERE t.machine_id = s.machine_id) END AS retirement,
+       (SELECT jsonb_build_object('switch', o.switch, 'reason', o.reason, 'by', o.ordered_by, 'at', o.ordered_at,
+               'intent', o.intent_id, 'begun_at', o.begun_at)
+        FROM machine_power_order o WHERE o.machine_id = s.machine_id) AS power_order,
+       (SELECT jsonb_build_object('level', y.level, 'reason', y.reason, 'by', y.set_by, 'since', y.since,
+               'until', y.until)
+          FROM machine_priority y WHERE y.machine_id = s.machine_id) AS priority,
        s.backoffs, s.postponements,
        (SELECT min(l.since) FROM fleet_listening l, policy p
          WHERE l.last_commit > clock_timestamp() - p.listening_gap_ms * INTERVAL '1 millisecond')

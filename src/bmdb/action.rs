@@ -13,6 +13,7 @@ use crate::model::facts::{Hold, HoldScope, MachineFacts};
 use crate::model::host_key::PinnedHostKey;
 use crate::model::label::{self, Labels};
 use crate::model::needs_human::Obstacle;
+use crate::model::priority::Level;
 use crate::model::process::{Lane, Process};
 use crate::model::telling::{absolute, relative};
 use crate::model::time::{Span, Timestamp, after};
@@ -178,6 +179,51 @@ pub fn quarantine(facts: &MachineFacts, by: &str) -> Decision<Done> {
     )
 }
 
+/// Its work before or behind that of others, or as the engine decides.
+#[must_use]
+pub fn prioritize(
+    snapshot: &Snapshot,
+    level: Level,
+    reason: &str,
+    who: &str,
+    until: Option<Until>,
+) -> Decision<Done> {
+    let now = snapshot.now;
+    let present = snapshot.facts.priority.as_ref();
+    if level == Level::Normal {
+        let Some(present) = present else {
+            return Done::nothing("comes as the engine decides already; nothing was changed");
+        };
+        let detail =
+            format!("{}, {} (was {} by {})", level, by(who, Some(reason)), present.level, present.by);
+        let said = "comes as the engine decides from now on";
+        return Done::changed(vec![FactChange::PriorityCleared], "Prioritized", detail, said);
+    }
+    let until = until.map(|until| match until {
+        Until::After(span) => after(now, span.0),
+        Until::At(moment) => moment,
+    });
+    if let Some(over) = until.filter(|until| *until <= now) {
+        return Done::nothing(format!("stays as it is: {} is over; nothing was changed", absolute(over)));
+    }
+    let ends = until.map_or_else(
+        || "until somebody says otherwise".to_owned(),
+        |at| format!("until {} ({})", absolute(at), relative(at, now)),
+    );
+    let detail = until.map_or_else(String::new, |at| format!(" until {}", absolute(at)));
+    let place = if level == Level::Urgent { "before" } else { "behind" };
+    let replaced = present
+        .filter(|present| present.holds_at(now))
+        .map_or_else(String::new, |present| format!(", in place of {} by {}", present.level, present.by));
+    let change = FactChange::Prioritized { level, reason: reason.to_owned(), by: who.to_owned(), until };
+    Done::changed(
+        vec![change],
+        "Prioritized",
+        format!("{level}{detail}, {}", by(who, Some(reason))),
+        format!("comes {place} the others ({level}) {ends}{replaced}; what is under way goes on"),
+    )
+}
+
 /// Other labels, or a sentence why it cannot have them.
 pub fn label(present: &Labels, set: &Labels, remove: &[String], by: &str) -> Result<Decision<Done>, String> {
     let labels = label::relabelled(present, set, remove)?;
@@ -279,6 +325,12 @@ pub fn ordered_about(facts: &MachineFacts, keys: Option<&PinnedHostKey>, labels:
         let refused = keys.refused.as_ref().map(|(key, _)| key.fingerprint());
         told.insert("ssh_host_key".into(), json!({ "pinned": keys.key.fingerprint(), "refused": refused }));
     }
+    if let Some(said) = &facts.priority {
+        told.insert(
+            "priority".into(),
+            json!({ "level": said.level, "reason": said.reason, "by": said.by, "until": said.until }),
+        );
+    }
     if let Some(hold) = &facts.hold {
         told.insert(
             "hold".into(),
@@ -293,6 +345,14 @@ pub fn ordered_about(facts: &MachineFacts, keys: Option<&PinnedHostKey>, labels:
             json!({ "reason": retirement.reason, "by": retirement.by, "wipe": retirement.wipe,
                     "wipe_waived_by": waived, "release_ordered_at": ordered,
                     "finished_at": retirement.finished_at, "outcome": retirement.outcome }),
+        );
+    }
+    if let Some(order) = &facts.power_order {
+        let begun = order.begun.map(|begun| begun.at);
+        told.insert(
+            "power_order".into(),
+            json!({ "switch": order.switch.as_str(), "reason": order.reason, "by": order.by, "at": order.at,
+                    "begun_at": begun }),
         );
     }
     if let Some(quarantine) = &facts.quarantine {

@@ -19,17 +19,20 @@ use sqlx::{Executor as _, PgConnection};
 use uuid::Uuid;
 
 use crate::bmdb::action::{Done, allow_host_key, ordered_about};
+use crate::bmdb::approval::{ask, gate, with_approval};
 use crate::bmdb::change::apply;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::each::Each;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
 use crate::bmdb::inspect::host_keys;
+use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::{lock, reschedule, tell};
 use crate::bmdb::work::Decision;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
+use crate::model::second_person::Grave;
 use crate::model::time::Timestamp;
 
 const SAVEPOINT: &str = include_str!("../../sql/action/savepoint.sql");
@@ -233,6 +236,7 @@ impl Bmdb {
             BmdbError::OtherVersion { .. }
                 | BmdbError::KeyOfAnotherOrder { .. }
                 | BmdbError::OrderRefused { .. }
+                | BmdbError::SecondPerson(_)
                 | BmdbError::NoSuchCredential(_)
         ) {
             return carried;
@@ -244,12 +248,25 @@ impl Bmdb {
             outcome: "refused",
             said: error.to_string(),
         };
-        let line = Arc::new(line);
+        let wanted = match error {
+            BmdbError::SecondPerson(wanted) => Some(wanted.clone()),
+            _ => None,
+        };
+        let (line, must) = (Arc::new(line), wanted.is_some());
         let noted = self.transact("writing the audit", move |tx| {
-            let line = line.clone();
-            Box::pin(async move { insert(tx, &line, None, None).await.map(drop) })
+            let (line, wanted) = (line.clone(), wanted.clone());
+            Box::pin(async move {
+                if let Some(wanted) = &wanted {
+                    ask(tx, &line.order, wanted).await?;
+                }
+                insert(tx, &line, None, None).await.map(drop)
+            })
         });
         if let Err(error) = noted.await {
+            // What nobody can approve was not asked for.
+            if must {
+                return Err(error);
+            }
             tracing::warn!(%error, rpc = order.rpc, "a refused order is in no audit");
         }
         carried
@@ -276,7 +293,12 @@ async fn carry_out(
         keys: host_keys(tx, machine).await?,
         labels: labels(tx, machine).await?,
     };
-    let decision = decide(&known)?;
+    let mut decision = decide(&known)?;
+    if let Some(grave) = Grave::of_machine(&order.rpc).filter(|_| !decision.changes.is_empty()) {
+        let policy = policy_of_version(bmdb, tx, known.snapshot.policy_version).await?;
+        let by = gate(tx, order, grave, policy.second_person, &[]).await?;
+        decision.answer.said = with_approval(decision.answer.said, by.as_deref());
+    }
     let before = ordered_about(&known.snapshot.facts, known.keys.as_ref(), &known.labels);
     let mut after = before.clone();
     begin_attempt(tx, order).await?;

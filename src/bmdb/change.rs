@@ -9,14 +9,17 @@ use sqlx::PgConnection;
 
 use crate::bmdb::connection::Doing;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::power_order::{self, PowerChange};
 use crate::bmdb::retirement::{self, RetirementChange};
 use crate::model::backoff::BackoffFact;
 use crate::model::facts::{Hold, Postponement, Recovery};
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
 use crate::model::needs_human::Obstacle;
+use crate::model::priority::Level;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
+use crate::model::time::Timestamp;
 
 /// One change of what is known of a machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,6 +87,19 @@ pub enum FactChange {
     Held(Hold),
     /// The stop is over.
     HoldCleared,
+    /// A person puts its work before or behind that of others.
+    Prioritized {
+        /// Where.
+        level: Level,
+        /// Why.
+        reason: String,
+        /// Who says so.
+        by: String,
+        /// When that ends by itself.
+        until: Option<Timestamp>,
+    },
+    /// Its work comes as the engine decides.
+    PriorityCleared,
     /// A process is put off without having failed.
     Postponed(Process, Postponement),
     /// A process is put off no more.
@@ -94,6 +110,8 @@ pub enum FactChange {
     BackoffCleared(Process),
     /// Its retirement stands elsewhere.
     Retirement(RetirementChange),
+    /// What is ordered of its power stands elsewhere.
+    Power(PowerChange),
     /// Its agent reported.
     Heartbeat(NewHeartbeat),
     /// Its agent told what it is made of.
@@ -291,6 +309,14 @@ pub(crate) async fn apply(
         FactChange::Labelled(labels) => {
             sqlx::query_file!("sql/change/labels_set.sql", id, serde_json::json!(labels)).execute(tx).await
         }
+        FactChange::Prioritized { level, reason, by, until } => {
+            sqlx::query_file!("sql/change/priority_set.sql", id, level.as_str(), reason, by, *until)
+                .execute(tx)
+                .await
+        }
+        FactChange::PriorityCleared => {
+            sqlx::query_file!("sql/change/priority_cleared.sql", id).execute(tx).await
+        }
         FactChange::Held(hold) => {
             sqlx::query_file!(
                 "sql/change/hold_set.sql",
@@ -336,6 +362,7 @@ pub(crate) async fn apply(
             sqlx::query_file!("sql/change/backoff_cleared.sql", id, process.as_str()).execute(tx).await
         }
         FactChange::Retirement(change) => return retirement::apply(tx, machine, change).await,
+        FactChange::Power(change) => return power_order::apply(tx, machine, change).await,
         FactChange::Heartbeat(beat) => {
             sqlx::query_file!(
                 "sql/change/heartbeat_set.sql",

@@ -6,10 +6,13 @@
 use crate::bmdb::action::{self, Done, Until, by};
 use crate::bmdb::audit::Known;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::power_order;
 use crate::bmdb::retirement;
 use crate::bmdb::work::Decision;
 use crate::model::facts::HoldScope;
 use crate::model::label::Labels;
+use crate::model::power_order::Switch;
+use crate::model::priority::Level;
 
 /// What is ordered of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +38,15 @@ pub enum Each {
         /// Whether it is to be wiped first.
         wipe: bool,
     },
+    /// A reboot, or other power.
+    Power(Switch),
+    /// Another place among the others.
+    Prioritize {
+        /// Which.
+        level: Level,
+        /// When that ends by itself.
+        until: Option<Until>,
+    },
     /// Other labels.
     Label {
         /// Labels it gets.
@@ -54,6 +66,9 @@ impl Each {
             Self::Retry => "shepherd.fleet.v1.Machines/Retry",
             Self::Quarantine => "shepherd.fleet.v1.Machines/Quarantine",
             Self::Retire { .. } => "shepherd.fleet.v1.Machines/Retire",
+            Self::Power(Switch::Reboot) => "shepherd.fleet.v1.Machines/Reboot",
+            Self::Power(_) => "shepherd.fleet.v1.Machines/Power",
+            Self::Prioritize { .. } => "shepherd.fleet.v1.Machines/Prioritize",
             Self::Label { .. } => "shepherd.fleet.v1.Machines/Label",
         }
     }
@@ -76,6 +91,13 @@ impl Each {
             Self::Retire { wipe } => {
                 retirement::retire(&known.snapshot, *wipe, reason.unwrap_or_default(), who)
                     .map_err(|(reason, said)| BmdbError::OrderRefused { reason, said })?
+            }
+            Self::Power(switch) => {
+                power_order::switch(&known.snapshot, *switch, reason.unwrap_or_default(), who)
+                    .map_err(|(reason, said)| BmdbError::OrderRefused { reason, said })?
+            }
+            Self::Prioritize { level, until } => {
+                action::prioritize(&known.snapshot, *level, reason.unwrap_or_default(), who, *until)
             }
             Self::Label { set, remove } => action::label(&known.labels, set, remove, &by(who, reason))
                 .map_err(|said| BmdbError::OrderRefused { reason: "LABELS", said })?,

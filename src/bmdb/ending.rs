@@ -68,7 +68,7 @@ pub(crate) async fn end_in_database(
                 }
             };
             let last = reschedule_after(process, &bmdb, tx, &rows, snapshot).await?;
-            if matches!(process, Process::Recovery | Process::Retirement) {
+            if matches!(process, Process::Recovery | Process::Retirement | Process::Power) {
                 // Those that take steps. They settle them themselves, unless that failed.
                 sqlx::query_file!("sql/intent/leave_unknown.sql", machine.0, lease.session.0, lease.fence)
                     .execute(&mut *tx)

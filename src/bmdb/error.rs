@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::bmdb::approval::Wanted;
+
 /// Why a statement or transaction did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum BmdbError {
@@ -123,6 +125,9 @@ pub enum BmdbError {
         /// A sentence.
         said: String,
     },
+    /// An order that needs another admin, and is asked for by this. Nothing was done.
+    #[error("{}", .0.said)]
+    SecondPerson(Box<Wanted>),
     /// The same order was given several times at once; one of them was carried out.
     #[error(
         "the same order was given more than once at this moment; give it again to hear what became of it"

@@ -15,12 +15,15 @@ use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::model::backoff::BackoffFact;
 use crate::model::facts::{
-    Acted, AgentStarted, Heartbeat, Hold, HoldScope, InstallationReport, InstallationRequest, MachineFacts,
-    NeedsHuman, Postponement, Provided, Quarantine, Recovery, ReleaseOrder, Retirement, Waiver,
+    Acted, AgentStarted, Begun, Heartbeat, Hold, HoldScope, InstallationReport, InstallationRequest,
+    MachineFacts, NeedsHuman, Postponement, PowerOrder, Provided, Quarantine, Recovery, ReleaseOrder,
+    Retirement, Waiver,
 };
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::needs_human::Obstacle;
 use crate::model::policy::Disturbance;
+use crate::model::power_order::Switch;
+use crate::model::priority::Priority;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
 use crate::model::time::Timestamp;
@@ -77,6 +80,8 @@ pub struct FactsRow {
     pub retirement_requested_at: Option<Timestamp>,
     pub retirement_finished_at: Option<Timestamp>,
     pub retirement: Option<serde_json::Value>,
+    pub power_order: Option<serde_json::Value>,
+    pub priority: Option<serde_json::Value>,
     pub backoffs: Option<serde_json::Value>,
     pub postponements: Option<serde_json::Value>,
     pub listening_since: Option<Timestamp>,
@@ -207,6 +212,8 @@ impl FactsRow {
         });
         facts.recovery = self.recovery()?;
         facts.retirement = self.retirement()?;
+        facts.power_order = self.power_order()?;
+        facts.priority = self.priority.and_then(priority);
         facts.backoffs = backoffs(self.backoffs)?;
         facts.postponements = postponements(self.postponements)?;
         facts.listening_since = self.listening_since;
@@ -237,6 +244,24 @@ impl FactsRow {
             finished_at: self.retirement_finished_at,
             outcome: row.outcome,
             listed_since: row.listed_since,
+        }))
+    }
+
+    fn power_order(&self) -> Result<Option<PowerOrder>, BmdbError> {
+        let corrupt = |error: &dyn std::fmt::Display| {
+            BmdbError::Corrupt(format!(
+                "the power order of {}, which cannot be read: {error}",
+                self.machine_id
+            ))
+        };
+        let Some(row) = self.power_order.clone() else { return Ok(None) };
+        let row: PowerOrderRow = serde_json::from_value(row).map_err(|error| corrupt(&error))?;
+        Ok(Some(PowerOrder {
+            switch: row.switch.parse::<Switch>().map_err(|error| corrupt(&error))?,
+            reason: row.reason,
+            by: row.by,
+            at: row.at,
+            begun: row.intent.zip(row.begun_at).map(|(intent, at)| Begun { intent, at }),
         }))
     }
 
@@ -301,6 +326,32 @@ struct RetirementRow {
     release_intent: Option<IntentId>,
     outcome: Option<String>,
     listed_since: Option<Timestamp>,
+}
+
+#[derive(Deserialize)]
+struct PowerOrderRow {
+    switch: String,
+    reason: String,
+    by: String,
+    at: Timestamp,
+    intent: Option<IntentId>,
+    begun_at: Option<Timestamp>,
+}
+
+#[derive(Deserialize)]
+struct PriorityRow {
+    level: String,
+    reason: String,
+    by: String,
+    since: Timestamp,
+    until: Option<Timestamp>,
+}
+
+/// `None` for a level that only a newer release knows.
+fn priority(json: serde_json::Value) -> Option<Priority> {
+    let row: PriorityRow = serde_json::from_value(json).ok()?;
+    let PriorityRow { level, reason, by, since, until } = row;
+    Some(Priority { level: level.parse().ok()?, reason, by, since, until })
 }
 
 fn backoffs(json: Option<serde_json::Value>) -> Result<BTreeMap<Process, BackoffFact>, BmdbError> {

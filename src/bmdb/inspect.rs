@@ -61,6 +61,8 @@ pub struct MachineLine {
     pub reason: String,
     /// What people say of it.
     pub labels: Labels,
+    /// `urgent` or `low`, where a person puts its work before or behind that of others.
+    pub priority: Option<String>,
 }
 
 /// A line of history.

@@ -73,7 +73,9 @@ impl Work {
                     let snapshot = read(tx, machine).await?;
                     let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
                     let window = policy.budgets.get(&step.step).map(|budget| budget.window);
-                    let circumstances = circumstances(tx, machine, &step, window.unwrap_or_default()).await?;
+                    let (kind, brake) = (step.step.as_str(), step.brake.clone());
+                    let circumstances =
+                        count_budget(tx, machine, kind, window.unwrap_or_default(), brake).await?;
                     let (facts, now) = (&snapshot.facts, snapshot.now);
                     if let Err(refusal) =
                         may_disturb(facts, step.step, &circumstances, &policy, step.decided_on, now)
@@ -123,25 +125,25 @@ impl Work {
     }
 }
 
-async fn circumstances(
+/// What a machine and its fleet go through: what was begun of a kind within `window`, counted under the lock of that
+/// budget.
+pub(crate) async fn count_budget(
     tx: &mut PgConnection,
     machine: MachineId,
-    step: &Step,
+    kind: &str,
     window: Span,
+    brake: Option<String>,
 ) -> Result<Circumstances, BmdbError> {
     let what = "counting a budget";
-    sqlx::query_file!("sql/intent/lock_budget.sql", step.step.as_str())
-        .fetch_optional(&mut *tx)
-        .await
-        .doing(what)?;
-    let used = sqlx::query_file!("sql/intent/used.sql", step.step.as_str(), window.float_milliseconds())
+    sqlx::query_file!("sql/intent/lock_budget.sql", kind).fetch_optional(&mut *tx).await.doing(what)?;
+    let used = sqlx::query_file!("sql/intent/used.sql", kind, window.float_milliseconds())
         .fetch_one(&mut *tx)
         .await
         .doing(what)?;
     Ok(Circumstances {
         begun_in_window: u32::try_from(used.count).unwrap_or(u32::MAX),
         oldest_in_window: used.oldest,
-        brake: step.brake.clone(),
+        brake,
         newer_fence: newer_fence_of(tx, machine).await?,
     })
 }

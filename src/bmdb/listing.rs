@@ -129,6 +129,7 @@ struct Row {
     product: Option<String>,
     timer: bool,
     labels: Option<serde_json::Value>,
+    priority: Option<String>,
 }
 
 impl From<Row> for Listed {
@@ -149,6 +150,7 @@ impl From<Row> for Listed {
             ready_at: row.ready_at,
             reason: row.reason,
             labels: understood(row.labels),
+            priority: row.priority,
         };
         Self { line, manufacturer: row.manufacturer, product: row.product, timer: row.timer }
     }

@@ -27,16 +27,28 @@ use crate::model::phase::Phase;
 use crate::model::process::Process;
 
 /// Components that start sessions: the loops, and what is none of them.
-const COMPONENTS: [&str; 8] =
-    ["api", "callback", "initializer", "provisioner", "recoverer", "retirer", "sampler", "updater"];
+const COMPONENTS: [&str; 9] = [
+    "api",
+    "callback",
+    "initializer",
+    "provisioner",
+    "recoverer",
+    "retirer",
+    "sampler",
+    "switcher",
+    "updater",
+];
 /// What became of transactions: see [`ByStatement`].
 const TRANSACTION_RESULTS: [&str; 6] = ["done", "retried", "refused", "locked", "unknown", "failed"];
+/// Upper bounds in seconds: an answer from memory to a plan of a large fleet.
+const CALL_BOUNDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0];
 /// How heartbeats are answered.
-const HEARTBEAT_RESULTS: [&str; 10] = [
+const HEARTBEAT_RESULTS: [&str; 11] = [
     "stored",
     "repeated",
     "stale",
     "unauthenticated",
+    "retired",
     "busy",
     "stopping",
     "unavailable",
@@ -143,6 +155,22 @@ pub struct ByStatement {
     /// after a lost lease; `locked`: somebody held a row for too long; `unknown`: the answer was lost;
     /// `failed`.
     pub result: &'static str,
+}
+
+/// Labels `rpc` and `code`: calls of the API.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ByCall {
+    /// Which, as `shepherd.fleet.v1.Machines/List`.
+    pub rpc: &'static str,
+    /// How it was answered, as `OK` or `NOT_FOUND`.
+    pub code: &'static str,
+}
+
+/// Label `rpc`.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ByRpc {
+    /// Which call of the API.
+    pub rpc: &'static str,
 }
 
 /// Label `phase`.
@@ -283,6 +311,10 @@ pub struct Metrics {
     pub agent_connections_unproven: Gauge,
     /// Connections that were closed because they proved no agent.
     pub agent_connections_closed: Family<ByReason, Counter>,
+    /// Calls of the API that were answered.
+    pub api_calls: Family<ByCall, Counter>,
+    /// How long the answer to such a call took, in seconds; of a watch, its beginning.
+    pub api_call_seconds: Family<ByRpc, Histogram, fn() -> Histogram>,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -317,6 +349,8 @@ impl Metrics {
             agent_connections: Gauge::default(),
             agent_connections_unproven: Gauge::default(),
             agent_connections_closed: Family::default(),
+            api_calls: Family::default(),
+            api_call_seconds: Family::new_with_constructor(|| Histogram::new(CALL_BOUNDS)),
         };
         metrics.begin_at_zero();
         metrics.register(|book| metrics.register_own(book));
@@ -385,6 +419,23 @@ impl Metrics {
             self.heartbeat_commit_seconds.clone(),
         );
         self.register_connections(book);
+        self.register_calls(book);
+    }
+
+    fn register_calls(&self, book: &mut Book) {
+        let rpc = || Label::names("rpc", "a call of the API, as its OpenAPI document has it", 100);
+        book.add(
+            "api_calls",
+            "Calls of the API answered, by how; who calls too often is refused before and counted nowhere",
+            &[rpc(), Label::names("code", "the codes of gRPC", 17)],
+            self.api_calls.clone(),
+        );
+        book.add(
+            "api_call_seconds",
+            "How long the answer to a call of the API took, and to a watch its beginning",
+            &[rpc()],
+            self.api_call_seconds.clone(),
+        );
     }
 
     fn register_connections(&self, book: &mut Book) {

@@ -32,8 +32,10 @@
 //! * Statements stand in `sql/`, one a file, checked when this is compiled.
 
 pub mod action;
+pub mod approval;
 mod attempt;
 pub mod audit;
+pub mod budget;
 pub mod change;
 pub mod claim;
 pub mod connection;
@@ -66,6 +68,7 @@ pub mod pause;
 pub mod policy;
 mod pool_use;
 pub mod postgres_programs;
+pub mod power_order;
 pub mod private_postgres;
 mod private_postgres_directory;
 pub mod provision;

@@ -15,11 +15,14 @@ use sqlx::PgConnection;
 use tokio::time::Instant;
 
 use crate::bmdb::action::{Done, Until};
+use crate::bmdb::approval::{gate, with_approval};
 use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect::now;
+use crate::bmdb::policy::policy_in;
 use crate::model::pause::{Loop, LoopState, Pause, not_paused};
+use crate::model::second_person::Grave;
 use crate::model::telling::{absolute, relative};
 use crate::model::time::{Timestamp, after};
 
@@ -222,7 +225,14 @@ async fn pause(tx: &mut PgConnection, order: &Order, new: &NewPause) -> Result<C
             .await
             .doing(WHAT)?,
     };
-    let done = Done { changed: true, said: paused_sentence(&pause, before.is_some(), stranger, now) };
+    let approved = if provider.is_none() {
+        let policy = policy_in(tx).await?;
+        gate(tx, order, Grave::PauseForAll, policy.second_person, &[]).await?
+    } else {
+        None
+    };
+    let said = paused_sentence(&pause, before.is_some(), stranger, now);
+    let done = Done { changed: true, said: with_approval(said, approved.as_deref()) };
     begin_attempt(tx, order).await?;
     keep(tx, &pause, stored.is_some()).await?;
     end_attempt(tx, order).await?;

@@ -6,6 +6,8 @@ use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::model::policy::Policy;
 
+const CHANGING: &str = "changing the policy";
+
 impl Bmdb {
     /// Writes `policy` unless there is one already.
     pub(crate) async fn write_default_policy(&self, policy: &Policy) -> Result<(), BmdbError> {
@@ -51,7 +53,7 @@ impl Bmdb {
         let change = std::sync::Arc::new(change);
         let by = by.to_owned();
         let changed = self
-            .transact("changing the policy", move |tx| {
+            .transact(CHANGING, move |tx| {
                 let change = change.clone();
                 let by = by.clone();
                 Box::pin(async move { change_policy_in(tx, &by, &*change).await })
@@ -67,17 +69,33 @@ async fn change_policy_in(
     by: &str,
     change: &(dyn Fn(&mut Policy) + Send + Sync),
 ) -> Result<bool, BmdbError> {
-    let what = "changing the policy";
-    let row = sqlx::query_file!("sql/policy/lock.sql").fetch_one(&mut *tx).await.doing(what)?;
-    let stored = parse(row.document)?;
+    let stored = lock_policy(tx).await?;
     let mut wanted = stored.clone();
     change(&mut wanted);
     if wanted == stored {
         return Ok(false);
     }
+    write_policy(tx, &wanted, by).await?;
+    Ok(true)
+}
+
+/// Reads the policy as it is in this transaction.
+pub(crate) async fn policy_in(tx: &mut PgConnection) -> Result<Policy, BmdbError> {
+    let row = sqlx::query_file!("sql/policy/read.sql").fetch_one(tx).await.doing("reading the policy")?;
+    parse(row.document)
+}
+
+/// Reads the policy for whoever is about to change it.
+pub(crate) async fn lock_policy(tx: &mut PgConnection) -> Result<Policy, BmdbError> {
+    let row = sqlx::query_file!("sql/policy/lock.sql").fetch_one(tx).await.doing(CHANGING)?;
+    parse(row.document)
+}
+
+/// Writes the policy. The caller holds its row, and has changed what it found there.
+pub(crate) async fn write_policy(tx: &mut PgConnection, wanted: &Policy, by: &str) -> Result<(), BmdbError> {
     sqlx::query_file!(
         "sql/policy/write.sql",
-        document(&wanted)?,
+        document(wanted)?,
         wanted.recovery_first_heartbeat_timeout.milliseconds(),
         wanted.recovery_silence_timeout.milliseconds(),
         wanted.effective_listening_gap().milliseconds(),
@@ -86,8 +104,8 @@ async fn change_policy_in(
     )
     .fetch_one(tx)
     .await
-    .doing(what)?;
-    Ok(true)
+    .doing(CHANGING)?;
+    Ok(())
 }
 
 /// Reads the policy inside a transaction when its version is not the one remembered.

@@ -148,6 +148,22 @@ impl Bmdb {
         .await
     }
 
+    /// Why creation from a provider is stopped, if it is: its list cannot be right, or cannot be read.
+    pub async fn provisioner_brake(&self, provider: &str) -> Result<Option<String>, BmdbError> {
+        let provider = provider.to_owned();
+        let brake = self
+            .statement("reading a provider's brake", move |pool| {
+                let provider = provider.clone();
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("sql/provision/brake_of.sql", provider)
+                        .fetch_optional(pool)
+                        .await
+                })
+            })
+            .await?;
+        Ok(brake.flatten())
+    }
+
     /// Writes down why creation from a provider is stopped, or that it is not, under its provisioner's
     /// lease: a list that somebody read before he lost it releases no brake that another list engaged.
     /// Says whether that is another statement than before.

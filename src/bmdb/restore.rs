@@ -7,9 +7,10 @@
 //! counts from now on. Two copies of one database would otherwise both command
 //! the fleet.
 //!
-//! Saying so lifts every fence beyond what can have been claimed since, ends what
-//! the backup holds of sessions, work and steps under way, and forgets how long
-//! it had listened. Retirements that had not come to a provider are cancelled.
+//! Saying so cancels retirements that had not come to a provider and orders about
+//! power, lifts every fence beyond what can have been claimed since, ends what the
+//! backup holds of sessions, work and steps under way, and forgets how long it had
+//! listened.
 //! Every part may be repeated: whoever is interrupted says it again.
 
 use uuid::Uuid;
@@ -19,6 +20,7 @@ use crate::bmdb::audit::{Order, write_down};
 use crate::bmdb::change::FactChange;
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::power_order::PowerChange;
 use crate::bmdb::retirement::RetirementChange;
 use crate::bmdb::work::Decision;
 use crate::model::ids::MachineId;
@@ -67,11 +69,14 @@ impl Bmdb {
 
     /// Declares this database restored: see the module. The caller has made sure that nobody works.
     pub async fn declare_restored(&self, order: Order, detail: &str) -> Result<Restored, BmdbError> {
+        // First of all: should the rest be cut off, nobody whom the backup has on the way out is given back by
+        // whoever is started then.
+        self.forget_orders(detail).await?;
         let mut restored = self
             .transact("ending what the backup holds", move |tx| {
                 let order = order.clone();
                 Box::pin(async move {
-                    // First of all: should the rest be cut off, whoever goes on sees that it was begun.
+                    // Should the rest be cut off, whoever goes on sees that it was begun.
                     let done = Done { changed: true, said: "is declared to be a restored backup".into() };
                     write_down(tx, &order, None, done, None, None).await?;
                     let what = "ending what the backup holds";
@@ -103,26 +108,36 @@ impl Bmdb {
             after = *last;
         }
         self.take_back_refused(detail).await?;
-        self.keep_what_was_leaving(detail).await?;
         Ok(restored)
     }
 
-    /// Who was on the way out when the backup was taken may have been told to stay since: nobody is given back
-    /// because of an order that may have been taken back.
-    async fn keep_what_was_leaving(&self, detail: &str) -> Result<(), BmdbError> {
-        let leaving = self
-            .statement("listing machines on their way out", |pool| {
+    /// Who was on the way out when the backup was taken, or to be switched, may have been told to stay, or have been
+    /// switched, since: nothing is done because of an order that may have been taken back or carried out.
+    async fn forget_orders(&self, detail: &str) -> Result<(), BmdbError> {
+        let ordered = self
+            .statement("listing machines of which something is ordered", |pool| {
                 Box::pin(
-                    async move { sqlx::query_file_scalar!("sql/restore/retiring.sql").fetch_all(pool).await },
+                    async move { sqlx::query_file_scalar!("sql/restore/ordered.sql").fetch_all(pool).await },
                 )
             })
             .await?;
-        for machine in leaving {
+        for machine in ordered {
             let detail = detail.to_owned();
-            self.change_machine(MachineId(machine), move |_| Decision {
-                changes: vec![FactChange::Retirement(RetirementChange::Cleared)],
-                events: vec![("RetirementCancelled".to_owned(), detail.clone())],
-                answer: (),
+            self.change_machine(MachineId(machine), move |snapshot| {
+                let leaving = snapshot
+                    .facts
+                    .retirement
+                    .as_ref()
+                    .is_some_and(|leaving| leaving.release.is_none() && leaving.finished_at.is_none())
+                    .then_some((FactChange::Retirement(RetirementChange::Cleared), "RetirementCancelled"));
+                let switched = snapshot
+                    .facts
+                    .power_order
+                    .is_some()
+                    .then_some((FactChange::Power(PowerChange::Ended), "PowerOrderCancelled"));
+                let (changes, events): (Vec<_>, Vec<_>) = leaving.into_iter().chain(switched).unzip();
+                let events = events.into_iter().map(|event| (event.to_owned(), detail.clone())).collect();
+                Decision { changes, events, answer: () }
             })
             .await?;
         }

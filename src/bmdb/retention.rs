@@ -17,11 +17,11 @@
 //! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
 //! | `intent` | what is settled within it, and what is open |
 //! | `session` | what is closed within it, and what is open or holds something |
-//! | `audit` | what was ordered within it |
+//! | `audit`, `approval` | what was ordered, and asked for, within it |
 //! | `access_credential` | one per credential an admin ever made |
 //! | `fleet_sample` | one a minute for thirty days |
 //!
-//! `history`, `intent`, `session`, `audit` and `fleet_sample` are the ones that time alone makes grow, and
+//! `history`, `intent`, `session`, `audit`, `approval` and `fleet_sample` are the ones that time alone makes grow, and
 //! [`Bmdb::forget`] is what keeps them to their bounds. A machine that left is kept: its row is what refuses whoever
 //! comes back with its name.
 //!
@@ -55,8 +55,9 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 34] = [
+pub const TABLES: [&str; 37] = [
     "access_credential",
+    "approval",
     "audit",
     "bmdb_identity",
     "brake",
@@ -75,6 +76,8 @@ pub const TABLES: [&str; 34] = [
     "machine_needs_human",
     "machine_os_installation_report",
     "machine_os_installation_request",
+    "machine_power_order",
+    "machine_priority",
     "machine_provided",
     "machine_quarantine",
     "machine_recovery",
@@ -112,13 +115,16 @@ pub enum Retained {
     Sessions,
     /// Orders that were carried out.
     Audit,
+    /// Orders that were asked for.
+    Approvals,
     /// Counts of the fleet.
     Samples,
 }
 
 impl Retained {
     /// In the order in which they are deleted: history names sessions.
-    pub const ALL: [Self; 5] = [Self::History, Self::Intents, Self::Sessions, Self::Audit, Self::Samples];
+    pub const ALL: [Self; 6] =
+        [Self::History, Self::Intents, Self::Sessions, Self::Audit, Self::Approvals, Self::Samples];
 
     /// Its table.
     #[must_use]
@@ -128,6 +134,7 @@ impl Retained {
             Self::Intents => "intent",
             Self::Sessions => "session",
             Self::Audit => "audit",
+            Self::Approvals => "approval",
             Self::Samples => "fleet_sample",
         }
     }
@@ -166,6 +173,14 @@ impl Bmdb {
                 self.statement("deleting old orders", move |connection| {
                     Box::pin(async move {
                         sqlx::query_file!("sql/retention/audit.sql", kept, most).execute(connection).await
+                    })
+                })
+                .await
+            }
+            Retained::Approvals => {
+                self.statement("deleting old approvals", move |connection| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/retention/approvals.sql", kept, most).execute(connection).await
                     })
                 })
                 .await

@@ -11,11 +11,13 @@ use crate::bmdb::change::FactChange;
 use crate::bmdb::connection::Doing;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::{Snapshot, read};
-use crate::bmdb::newer_fence::newer_fence_of;
+use crate::bmdb::intent::count_budget;
 use crate::bmdb::policy::policy_of_version;
+use crate::bmdb::power_order::PowerChange;
 use crate::bmdb::schedule::reschedule;
 use crate::bmdb::work::{Decision, Work, lock_leased};
-use crate::model::disturb::{Circumstances, Refusal, may_release};
+use crate::model::access::Role;
+use crate::model::disturb::{Refusal, may_release};
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::policy::Policy;
 use crate::model::process::Process;
@@ -111,16 +113,21 @@ pub fn retire(snapshot: &Snapshot, wipe: bool, reason: &str, who: &str) -> Resul
         Some(hold) => format!("; {} holds it, and it is not given back before that is over", hold.by),
         None => String::new(),
     };
+    let mut changes = vec![FactChange::Retirement(requested)];
+    // What is given back is not switched any more.
+    changes.extend(snapshot.facts.power_order.as_ref().map(|_| FactChange::Power(PowerChange::Ended)));
     Ok(Done::changed(
-        vec![FactChange::Retirement(requested)],
+        changes,
         "RetirementRequested",
         format!("{}{how}", by(who, Some(reason))),
         format!("is being retired{how}: work under way on it is told to stop, and nothing else begins{held}"),
     ))
 }
 
-/// The end of a retirement that has not come to its provider.
-pub fn cancel(snapshot: &Snapshot, by: &str) -> Result<Decision<Done>, Refused> {
+/// The end of a retirement that has not come to its provider, ordered by somebody of this role.
+///
+/// Whoever cancels one with a wipe can order one without: that is as much as to waive the wipe.
+pub fn cancel(snapshot: &Snapshot, by: &str, role: Role) -> Result<Decision<Done>, Refused> {
     let Some(present) = &snapshot.facts.retirement else {
         return Ok(Done::nothing("is not being retired; nothing was changed"));
     };
@@ -134,6 +141,14 @@ pub fn cancel(snapshot: &Snapshot, by: &str) -> Result<Decision<Done>, Refused> 
             absolute(order.at)
         );
         return Err(("RELEASE_ORDERED", said));
+    }
+    if present.wipe && present.wipe_waived.is_none() && role < Role::Admin {
+        let said = format!(
+            "is to be wiped before it is given back, as {} ordered, and only an admin may cancel that; ask one. \
+             Nothing was changed",
+            present.by
+        );
+        return Err(("NOT_AN_ADMIN", said));
     }
     Ok(Done::changed(
         [FactChange::Retirement(RetirementChange::Cleared)].into_iter().chain(forget_waits()).collect(),
@@ -154,10 +169,20 @@ pub fn waive(
 ) -> Result<Decision<Done>, Refused> {
     may_waive(&snapshot.facts, policy, stage, snapshot.now)
         .map_err(|said| ("NOT_WAIVABLE", format!("{said}; nothing was changed")))?;
-    let (change, said) = match stage {
-        Stage::Release => (
-            RetirementChange::Finished(format!("its release was waived by {who}: {reason}")),
+    let waived = format!("its release was waived by {who}: {reason}");
+    let ordered = snapshot.facts.retirement.as_ref().and_then(|retirement| retirement.release);
+    let (change, said) = match (stage, ordered) {
+        (Stage::Release, None) => (
+            RetirementChange::Finished(waived),
             "is retired, and was not given back; it is never adopted again, and its agent is heard no more",
+        ),
+        (Stage::Release, Some(order)) => (
+            RetirementChange::Finished(format!(
+                "its release was ordered {}, and whether it was carried out is not known; {waived}",
+                absolute(order.at)
+            )),
+            "is retired; its release was ordered, and whether it was carried out is not known; it is never \
+             adopted again, and its agent is heard no more",
         ),
         _ => (RetirementChange::WipeWaived(who.to_owned()), "is not wiped; its provider is to take it back"),
     };
@@ -195,7 +220,8 @@ impl Work {
                     let rows = lock_leased(tx, lease, machine).await?;
                     let snapshot = read(tx, machine).await?;
                     let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
-                    let circumstances = circumstances(tx, machine, &policy).await?;
+                    let window = policy.release_budget.window;
+                    let circumstances = count_budget(tx, machine, RELEASE, window, None).await?;
                     if let Err(refusal) = may_release(&snapshot.facts, &circumstances, &policy, snapshot.now)
                     {
                         return Ok(Leave::Refused(refusal));
@@ -228,28 +254,10 @@ impl Work {
     }
 }
 
-async fn circumstances(
-    tx: &mut PgConnection,
-    machine: MachineId,
-    policy: &Policy,
-) -> Result<Circumstances, BmdbError> {
-    let what = "counting a budget";
-    sqlx::query_file!("sql/intent/lock_budget.sql", RELEASE).fetch_optional(&mut *tx).await.doing(what)?;
-    let window = policy.release_budget.window.float_milliseconds();
-    let used =
-        sqlx::query_file!("sql/intent/used.sql", RELEASE, window).fetch_one(&mut *tx).await.doing(what)?;
-    Ok(Circumstances {
-        begun_in_window: u32::try_from(used.count).unwrap_or(u32::MAX),
-        oldest_in_window: used.oldest,
-        brake: None,
-        newer_fence: newer_fence_of(tx, machine).await?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::facts::{Hold, HoldScope, MachineFacts, ReleaseOrder, Retirement};
+    use crate::model::facts::{Hold, HoldScope, MachineFacts, ReleaseOrder, Retirement, Waiver};
     use crate::model::time::Timestamp;
 
     fn snapshot(retirement: Option<Retirement>) -> Snapshot {
@@ -279,7 +287,13 @@ mod tests {
         let wiping = Retirement { wipe: true, ..retiring() };
         let retire =
             |found: Option<Retirement>, wipe| outcome(retire(&snapshot(found), wipe, "new one", "lee"));
-        let cancel = |found: Option<Retirement>| outcome(cancel(&snapshot(found), "by lee"));
+        let cancel_as = |found: Option<Retirement>, role| outcome(cancel(&snapshot(found), "by lee", role));
+        let cancel = |found: Option<Retirement>| cancel_as(found, Role::Operator);
+        let waiver = Waiver { at: order.at, by: "kim".into() };
+        let wipe_waived = Retirement { wipe_waived: Some(waiver), ..wiping.clone() };
+        let late = Timestamp::from_timestamp(1_799_990_000, 0).unwrap();
+        let overdue = Retirement { requested_at: late, ..retiring() };
+        let overdue_ordered = Retirement { requested_at: late, ..ordered.clone() };
         let waive = |found: Option<Retirement>, stage| {
             outcome(waive(&snapshot(found), &Policy::default(), stage, "it is shredded", "lee"))
         };
@@ -297,13 +311,33 @@ mod tests {
             (cancel(Some(retiring())), 3, "stays"),
             (cancel(Some(ordered)), 0, "RELEASE_ORDERED: cannot stay any more"),
             (cancel(Some(over.clone())), 0, "RETIRED: is retired, and stays so"),
+            (
+                cancel(Some(wiping.clone())),
+                0,
+                "NOT_AN_ADMIN: is to be wiped before it is given back, as kim ordered, and only an admin",
+            ),
+            (cancel_as(Some(wiping.clone()), Role::Admin), 3, "stays"),
+            (cancel(Some(wipe_waived)), 3, "stays"),
             (waive(Some(wiping), Stage::Wipe), 3, "is not wiped"),
+            (waive(Some(overdue), Stage::Release), 3, "is retired, and was not given back"),
+            (
+                waive(Some(overdue_ordered.clone()), Stage::Release),
+                3,
+                "is retired; its release was ordered, and whether it was carried out is not known",
+            ),
             (waive(Some(retiring()), Stage::Release), 0, "NOT_WAIVABLE: is at the stage release"),
             (waive(Some(over), Stage::Release), 0, "NOT_WAIVABLE: is retired already"),
         ] {
             assert_eq!(changes, expected, "{said}");
             assert!(said.starts_with(part), "{said}");
         }
+        let found = snapshot(Some(overdue_ordered));
+        let waived = super::waive(&found, &Policy::default(), Stage::Release, "it is gone", "lee").unwrap();
+        let FactChange::Retirement(RetirementChange::Finished(kept)) = &waived.changes[0] else { panic!() };
+        assert!(
+            kept.contains("whether it was carried out is not known; its release was waived by lee"),
+            "{kept}"
+        );
     }
 
     #[test]

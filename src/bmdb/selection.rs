@@ -18,6 +18,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::bmdb::action::Done;
+use crate::bmdb::approval::{gate, with_approval};
 use crate::bmdb::audit::{Order, given_before, request_digest, write_down};
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::each::Each;
@@ -26,7 +27,9 @@ use crate::bmdb::find::id_of;
 use crate::bmdb::listing::{Filter, lines, machines};
 use crate::model::access::Scope;
 use crate::model::machine_view::MachineName;
-use crate::model::order_limits::{Asked, MOST, admit, count};
+use crate::model::order_limits::{Asked, MOST, admit, count, goes_beyond};
+use crate::model::phase::Phase;
+use crate::model::second_person::Grave;
 
 /// The call that gives such an order, as the audit names it.
 pub const RPC: &str = "shepherd.fleet.v1.Orders/Give";
@@ -156,14 +159,17 @@ async fn choose(
         return Ok(Head { chosen, repeated: true, audit: carried.audit, refusal: None });
     }
     let page = machines(tx, &selection.filter, &selection.scope, None, MOST + 1, usize::MAX).await?;
-    let chosen: Vec<MachineName> = page.machines.into_iter().map(|listed| listed.line.name).collect();
+    let lines = page.machines.into_iter().map(|listed| listed.line);
+    let chosen: Vec<MachineName> =
+        lines.filter(|line| is_meant(&selection.filter, &line.phase)).map(|line| line.name).collect();
     sqlx::query_file!("sql/intent/lock_budget.sql", BUDGET).fetch_one(&mut *tx).await.doing(WHAT)?;
     let within_hour =
         sqlx::query_file_scalar!("sql/audit/within_hour.sql", RPC).fetch_one(&mut *tx).await.doing(WHAT)?;
     let found = chosen.len();
     let asked = Asked {
         found,
-        expected: if order.dry_run { Some(found) } else { selection.expected },
+        // Whoever only looks need not know the number yet.
+        expected: selection.expected.or(order.dry_run.then_some(found)),
         everybody: selection.filter.means_everybody(),
         beyond_limits: selection.beyond_limits,
         admin: selection.admin,
@@ -175,12 +181,30 @@ async fn choose(
         return Err(BmdbError::OrderRefused { reason: refusal.reason, said: refusal.said.clone() });
     }
     let ids: Vec<Uuid> = chosen.iter().map(|name| name.machine).collect();
-    let done = Done { changed: found > 0, said: format!("is given about {}", count(found)) };
+    let by = if goes_beyond(&asked, policy.order_limits) {
+        // The machines that were approved, and not others that the filter means by then.
+        let mut about: Vec<Uuid> = ids.clone();
+        about.sort_unstable();
+        let about: Vec<u8> = about.iter().flat_map(|id| *id.as_bytes()).collect();
+        let order = Order { target: meant(found, &selection.filter), ..order.clone() };
+        gate(tx, &order, Grave::BeyondLimits, policy.second_person, &about).await?
+    } else {
+        None
+    };
+    let said = with_approval(format!("is given about {}", count(found)), by.as_deref());
+    let done = Done { changed: found > 0, said };
     let before = json!({ "filter": told(&selection.filter), "beyond_limits": selection.beyond_limits });
     let after = json!({ "machines": ids });
     let carried = write_down(tx, order, None, done, Some(before), Some(after)).await?;
     let refusal = refusal.map(|refusal| refusal.said);
     Ok(Head { chosen, repeated: false, audit: carried.audit, refusal })
+}
+
+/// Whether a machine of this phase that a filter means is one to be ordered about: what is retired is only a record,
+/// and is meant when its phase is named.
+fn is_meant(filter: &Filter, phase: &str) -> bool {
+    let retired = Phase::Retired.as_str();
+    phase != retired || filter.phases.iter().any(|named| named.eq_ignore_ascii_case(retired))
 }
 
 /// The machines of an order that was given before.
@@ -196,6 +220,19 @@ async fn named(tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<MachineName>, 
     let mut names: Vec<MachineName> = found.into_iter().map(|listed| listed.line.name).collect();
     names.sort_by_key(|name| ids.iter().position(|id| *id == name.machine));
     Ok(names)
+}
+
+/// Which machines those are, for whoever is to approve it.
+fn meant(found: usize, filter: &Filter) -> String {
+    let mut told = told(filter);
+    if let Value::Object(fields) = &mut told {
+        fields.retain(|_, values| values.as_array().is_none_or(|values| !values.is_empty()));
+    }
+    if filter.means_everybody() {
+        format!("{}: all there are", count(found))
+    } else {
+        format!("{}: {told}", count(found))
+    }
 }
 
 /// A filter as the audit says it.

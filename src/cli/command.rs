@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand, builder::PossibleValuesParser};
 use uuid::Uuid;
 
 use crate::bmdb::connection::Dialect;
+use crate::cli::approvals::Approve;
+use crate::cli::budgets::BudgetCommand;
 use crate::cli::bundle::Debug;
 use crate::cli::examples;
 use crate::cli::filter::Filters;
@@ -13,6 +15,7 @@ use crate::cli::loops::Loops;
 use crate::cli::many::{Label, MANY, Quarantine, Selection, Unlabel};
 use crate::cli::output::Output;
 use crate::cli::policy::PolicyCommand;
+use crate::cli::priority::Prioritize;
 use crate::cli::tokens::span;
 use crate::cli::watch::Watch;
 use crate::model::access::Role;
@@ -181,9 +184,18 @@ A shepherd tells it. When that one stops or dies, the watch goes on at the next 
     /// Take labels away from a machine
     #[command(after_help = examples::UNLABEL)]
     Unlabel(Unlabel),
+    /// Put a machine's work before or behind that of the others
+    #[command(after_help = examples::PRIORITIZE, allow_missing_positional = true)]
+    Prioritize(Prioritize),
     /// Pause a loop in every shepherd, and let it go on
     #[command(subcommand)]
     Loops(Loops),
+    /// Approve an order of somebody else that needs another admin
+    #[command(after_help = examples::APPROVE)]
+    Approve(Approve),
+    /// Change how many machines may be disturbed, and given back, within a while
+    #[command(subcommand)]
+    Budget(BudgetCommand),
     /// Retire a machine: its provider takes it back, and only the record of it stays
     #[command(
         after_help = examples::RETIRE,
@@ -191,6 +203,22 @@ A shepherd tells it. When that one stops or dies, the watch goes on at the next 
         subcommand_negates_reqs = true
     )]
     Retire(Retire),
+    /// Reboot a machine; recovery watches whether it comes back
+    #[command(after_help = examples::REBOOT)]
+    Reboot(Reboot),
+    /// Switch a machine's power: on, off, or cycle for off and on
+    #[command(
+        after_help = examples::POWER,
+        long_about = "\
+Switch a machine's power, where its provider can.
+
+Who is switched off is held (recovery) until `release`, because the ladder would else switch it on again. An order that
+could not be carried out within the policy's power_order_timeout is given up. `power cancel` takes one back that was
+not begun; this also goes for `reboot`.",
+        args_conflicts_with_subcommands = true,
+        subcommand_negates_reqs = true
+    )]
+    Power(Power),
     /// Collect what helps to find a fault
     #[command(subcommand)]
     Debug(Debug),
@@ -307,6 +335,15 @@ pub enum Get {
     /// The loops, and who paused which
     #[command(visible_alias = "loop", after_help = examples::GET_LOOPS)]
     Loops,
+    /// Orders that need another admin, and what became of them
+    #[command(visible_alias = "approval", after_help = examples::GET_APPROVALS)]
+    Approvals,
+    /// How many machines may be disturbed, how much of that is used, and when the next may be
+    #[command(visible_alias = "budget", after_help = examples::GET_BUDGETS)]
+    Budgets,
+    /// The brakes: which hold, since when and why, and what engages them
+    #[command(visible_alias = "brake", after_help = examples::GET_BRAKES)]
+    Brakes,
 }
 
 /// What can be shown in full.
@@ -464,6 +501,59 @@ pub struct Retire {
     /// Or many.
     #[command(flatten)]
     pub selection: Selection,
+}
+
+/// A machine to reboot.
+#[derive(Debug, Args)]
+pub struct Reboot {
+    /// The machine
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    pub machine: Option<String>,
+    /// Why, for the audit and whoever asks `why`
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
+}
+
+/// Power to switch, or a change of mind.
+#[derive(Debug, Args)]
+pub struct Power {
+    /// What to do with an order that was given
+    #[command(subcommand)]
+    pub change: Option<PowerChange>,
+    /// What to do: on, off or cycle
+    #[arg(value_name = "ACTION", required = true, value_parser = ["on", "off", "cycle"])]
+    pub action: Option<String>,
+    /// The machine
+    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    pub machine: Option<String>,
+    /// Why, for the audit and whoever asks `why`
+    #[arg(long, value_name = "TEXT", required = true)]
+    pub reason: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: Selection,
+}
+
+/// What can be done with an order about power.
+#[derive(Debug, Subcommand)]
+pub enum PowerChange {
+    /// Take back an order to reboot or to switch that was not begun
+    #[command(after_help = examples::POWER_CANCEL)]
+    Cancel(CancelPower),
+}
+
+/// A machine that is to stay as it is.
+#[derive(Debug, Args)]
+pub struct CancelPower {
+    /// The machine
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
 }
 
 /// What can be done with a retirement that was begun.

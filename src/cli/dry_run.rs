@@ -15,6 +15,7 @@ tokio::task_local! {
 }
 
 /// The flag.
+#[must_use]
 pub fn flag() -> Arg {
     Arg::new(FLAG)
         .long(FLAG)

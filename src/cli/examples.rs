@@ -27,6 +27,40 @@ pub const GET_LOOPS: &str = "\
 Example:
   shepherdctl get loops                         which are paused, by whom and why";
 
+/// `get approvals`.
+pub const GET_APPROVALS: &str = "\
+Example:
+  shepherdctl get approvals -o json | jq -r '.approvals[] | select(.state == \"waiting\") | .approval'";
+
+/// `approve`.
+pub const APPROVE: &str = "\
+Example:
+  shepherdctl approve 0d9e2a4c-6f1b-4c7e-9a53-2b8f6c1d7e90 --reason 'I looked at the row'
+
+Whoever asked cannot approve it: another credential and another name are needed. Then they give the
+same order again, with the idempotency key that they were told.";
+
+/// `get budgets`.
+pub const GET_BUDGETS: &str = "\
+Example:
+  shepherdctl get budgets -o json | jq -r '.budgets[] | select(.free | not) | .budget'";
+
+/// `get brakes`.
+pub const GET_BRAKES: &str = "\
+Example:
+  shepherdctl get brakes                        which hold, and what engages each";
+
+/// `budget set`.
+pub const BUDGET_SET: &str = "\
+Examples:
+  shepherdctl budget set reboot --most 50 --reason 'the new kernel is rolled out'
+  shepherdctl budget set power-cycle --most 0 --reason 'nothing is cut while the feed is repaired'
+  shepherdctl budget set release --most 200 --window 1h --reason 'two rows go'
+
+It is kept in the policy of the database, and counts with the next step in every shepherd. No flag
+of a shepherd writes a budget, so that it stays when one is started again. What waits for a budget
+looks again when it was told to.";
+
 /// `why`.
 pub const WHY: &str = "\
 Examples:
@@ -104,6 +138,16 @@ pub const UNLABEL: &str = "\
 Example:
   shepherdctl unlabel sim-0007 --key owner";
 
+/// `prioritize`.
+pub const PRIORITIZE: &str = "\
+Examples:
+  shepherdctl prioritize sim-0007 urgent --reason 'a customer waits' --until 4h
+  shepherdctl prioritize --label row=7 low --reason 'the row is spare'
+  shepherdctl prioritize sim-0007 normal --reason 'the customer has it'
+
+Due work is taken by class, with the weights of the policy (priority_weights): urgent, normal, low.
+What a person says counts before the engine's own yielding of machines that fail again and again.";
+
 /// `loops pause`.
 pub const LOOPS_PAUSE: &str = "\
 Examples:
@@ -124,7 +168,27 @@ Examples:
   shepherdctl retire sim-0007 --reason 'its lease ends'
   shepherdctl retire --label row=7 --reason 'the row is sold' --dry_run
   shepherdctl retire cancel sim-0007 --reason 'it is needed after all'
-  shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not given back' --reason 'the provider is gone'";
+  shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'";
+
+/// `reboot`.
+pub const REBOOT: &str = "\
+Examples:
+  shepherdctl reboot sim-0007 --reason 'a new kernel'
+  shepherdctl reboot --label row=7 --reason 'a new kernel' --dry_run
+  shepherdctl why sim-0007";
+
+/// `power`.
+pub const POWER: &str = "\
+Examples:
+  shepherdctl power off sim-0007 --reason 'its fan is replaced'
+  shepherdctl power on sim-0007 --reason 'the fan is in' && shepherdctl release sim-0007
+  shepherdctl power cycle --provider rack-a --phase NeedsHuman --reason 'the switch is back' --dry_run
+  shepherdctl power cancel sim-0007";
+
+/// `power cancel`.
+pub const POWER_CANCEL: &str = "\
+Example:
+  shepherdctl power cancel sim-0007 --reason 'it came back'";
 
 /// `retire cancel`.
 pub const RETIRE_CANCEL: &str = "\
@@ -135,7 +199,7 @@ Example:
 pub const RETIRE_WAIVE: &str = "\
 Examples:
   shepherdctl retire waive sim-0007 wipe --i_know 'sim/sim-0007 is not wiped' --reason 'its disks are shredded'
-  shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not given back' --reason 'the provider is gone'";
+  shepherdctl retire waive sim-0007 release --i_know 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'";
 
 /// `debug bundle`.
 pub const DEBUG_BUNDLE: &str = "\
@@ -144,7 +208,8 @@ Examples:
   shepherdctl debug bundle --direct --machine sim-0007 --file /tmp/for-the-maintainers.tar.gz
 
 It has what the commands that read answer, as JSON: issues, machines, providers, sessions, work, loops, plan, policy; and
-why, facts and history of each machine that has an issue or is named. Passwords, tokens and keys are masked.";
+why, facts and history of each machine that has an issue or is named. Passwords, tokens and keys in known forms are masked;
+read it before you send it.";
 
 /// `allow host-key`.
 pub const ALLOW_HOST_KEY: &str = "\

@@ -48,11 +48,15 @@ pub async fn machines(source: &Source, filters: &Machines, format: Format) -> Re
     if machines.is_empty() {
         return Ok("no machines\n".to_owned());
     }
-    // A column for those who label.
-    let labelled = machines.iter().any(|line| !line.labels.is_empty());
-    let mut headers = vec!["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "LABELS", "WHY"];
-    headers.retain(|header| labelled || *header != "LABELS");
-    let rows: Vec<Vec<String>> = machines.iter().map(|line| machine_row(line, labelled, now)).collect();
+    // A column for those who label, and one for those who prioritize.
+    let told = Told {
+        labels: machines.iter().any(|line| !line.labels.is_empty()),
+        priority: machines.iter().any(|line| line.priority.is_some()),
+    };
+    let mut headers =
+        vec!["MACHINE", "NAME", "PHASE", "SINCE", "HEARTBEAT", "ADDRESS", "PRIORITY", "LABELS", "WHY"];
+    headers.retain(|header| (told.labels || *header != "LABELS") && (told.priority || *header != "PRIORITY"));
+    let rows: Vec<Vec<String>> = machines.iter().map(|line| machine_row(line, told, now)).collect();
     let mut text = table(&headers, &rows, width());
     if let Some(next) = next {
         let limit = filters.limit;
@@ -110,7 +114,14 @@ async fn read_machines(bmdb: &Bmdb, filters: &Machines) -> Result<MachinesRead, 
     Ok((machines, page.next.as_ref().map(Cursor::write), now))
 }
 
-fn machine_row(line: &MachineLine, labelled: bool, now: Timestamp) -> Vec<String> {
+/// Columns that only some lists have.
+#[derive(Clone, Copy)]
+struct Told {
+    labels: bool,
+    priority: bool,
+}
+
+fn machine_row(line: &MachineLine, told: Told, now: Timestamp) -> Vec<String> {
     let mut row = vec![
         line.name.machine.to_string()[..8].to_owned(),
         match &line.name.provider_id {
@@ -122,7 +133,10 @@ fn machine_row(line: &MachineLine, labelled: bool, now: Timestamp) -> Vec<String
         line.heartbeat_at.map_or_else(|| "-".to_owned(), |at| relative(at, now)),
         line.address.clone().unwrap_or_else(|| "-".to_owned()),
     ];
-    if labelled {
+    if told.priority {
+        row.push(or_dash(line.priority.as_deref()));
+    }
+    if told.labels {
         row.push(match label::told(&line.labels) {
             none if none.is_empty() => "-".to_owned(),
             told => told,

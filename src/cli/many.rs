@@ -31,6 +31,7 @@ use crate::model::access::Scope;
 use crate::model::label::{self, Labels};
 use crate::model::machine_view::MachineName;
 use crate::model::order_limits::count;
+use crate::model::power_order::Switch;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::give_orders_request::What;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
@@ -241,7 +242,7 @@ fn tried(listed: Listed, format: Format) -> Result<String, CliError> {
     Ok(text)
 }
 
-/// The machines that are meant, and nothing is changed.
+/// The machines that are meant, and nothing is changed. Whoever said how many they are is told when they are not.
 async fn look(
     source: &Source,
     selection: &Selection,
@@ -251,7 +252,8 @@ async fn look(
     Ok(match source {
         Source::Direct(bmdb) => {
             let order = Order { dry_run: true, ..order_of(reason, None) };
-            let given = bmdb.order_many(order, selected(selection, None)?, each.clone(), who()).await?;
+            let selected = selected(selection, selection.yes_count)?;
+            let given = bmdb.order_many(order, selected, each.clone(), who()).await?;
             let names = given.outcomes.into_iter().map(|outcome| outcome.name).collect::<Vec<_>>();
             Listed { names, refusal: given.refusal }
         }
@@ -261,7 +263,7 @@ async fn look(
                 dry_run: true,
                 ..v1::Order::default()
             };
-            let request = message(selection, each, order, None);
+            let request = message(selection, each, order, selection.yes_count);
             let said = OrdersClient::new(remote.service()).give(request).await.map_err(refused)?.into_inner();
             let names = said.outcomes.into_iter().map(|outcome| remote_read::name(outcome.name));
             Listed { names: names.collect::<Result<_, _>>()?, refusal: said.refusal }
@@ -343,6 +345,18 @@ fn what(each: &Each) -> What {
         Each::Retry => What::Retry(v1::RetryEach {}),
         Each::Quarantine => What::Quarantine(v1::QuarantineEach {}),
         Each::Retire { wipe } => What::Retire(v1::RetireEach { wipe: *wipe }),
+        Each::Power(Switch::Reboot) => What::Reboot(v1::RebootEach {}),
+        Each::Power(switch) => What::Power(v1::PowerEach { action: switch.as_str().to_owned() }),
+        Each::Prioritize { level, until } => What::Prioritize(v1::PrioritizeEach {
+            level: level.as_str().to_owned(),
+            until: until.map(|until| match until {
+                Until::After(span) => v1::prioritize_each::Until::After(span.to_string()),
+                Until::At(moment) => v1::prioritize_each::Until::At(prost_types::Timestamp {
+                    seconds: moment.timestamp(),
+                    nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
+                }),
+            }),
+        }),
         Each::Label { set, remove } => {
             What::Label(v1::LabelEach { set: set.clone(), remove: remove.clone() })
         }

@@ -9,6 +9,8 @@
 //! lock, with a line of history and of the audit that name who asked and why.
 
 pub mod again;
+pub mod approvals;
+pub mod budgets;
 pub mod bundle;
 pub mod command;
 pub mod contexts;
@@ -23,11 +25,14 @@ pub mod issues;
 pub mod loops;
 pub mod machine;
 pub mod many;
+pub mod mask;
 pub mod operate;
 pub mod order_key;
 pub mod output;
 pub mod plan;
 pub mod policy;
+pub mod power;
+pub mod priority;
 pub mod remote;
 pub mod remote_outlook;
 pub mod remote_read;

@@ -11,6 +11,8 @@
 //! [`again`]: crate::cli::again
 //! [`dry_run`]: crate::cli::dry_run
 
+use std::ffi::OsString;
+
 use clap::{Arg, ArgMatches, Command, CommandFactory as _};
 use secrecy::SecretString;
 use uuid::Uuid;
@@ -19,6 +21,7 @@ use crate::bmdb::audit::{Order, request_digest};
 use crate::cli::command::Cli;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
+use crate::model::shell_words;
 
 const FLAG: &str = "idempotency_key";
 /// Longest key, in characters, as the API has it.
@@ -27,13 +30,13 @@ const LONGEST: usize = 128;
 const WITHOUT: [&str; 1] = ["declare"];
 
 tokio::task_local! {
-    static TYPED: Option<Typed>;
+    static TYPED: Typed;
 }
 
-/// The key that was typed, and what tells the order from another one.
+/// The key that was typed, if one was, and what tells the order from another one.
 #[derive(Clone, Debug)]
 struct Typed {
-    key: String,
+    key: Option<String>,
     command: [u8; 32],
 }
 
@@ -85,24 +88,23 @@ pub fn typed(matches: &ArgMatches) -> Option<String> {
 
 /// Does `what`, whose orders have this key if one was typed. `command` is what was typed with it.
 pub async fn scope<T>(key: Option<String>, command: &str, what: impl Future<Output = T>) -> T {
-    let typed = key.map(|key| Typed { key, command: request_digest(command.as_bytes()) });
-    TYPED.scope(typed, what).await
+    TYPED.scope(Typed { key, command: request_digest(command.as_bytes()) }, what).await
 }
 
 fn current() -> Option<Typed> {
-    TYPED.try_with(Clone::clone).ok().flatten()
+    TYPED.try_with(Clone::clone).ok()
 }
 
 /// Whether a key was typed.
 #[must_use]
 pub fn is_typed() -> bool {
-    current().is_some()
+    current().is_some_and(|typed| typed.key.is_some())
 }
 
 /// The key of an order through the API: the one that was typed, or one of its own.
 #[must_use]
 pub fn key() -> String {
-    current().map_or_else(|| Uuid::new_v4().to_string(), |typed| typed.key)
+    current().and_then(|typed| typed.key).unwrap_or_else(|| Uuid::new_v4().to_string())
 }
 
 /// An order straight in the BMDB, with the key that was typed.
@@ -110,8 +112,33 @@ pub fn key() -> String {
 pub fn named(order: Order) -> Order {
     match current() {
         None => order,
-        Some(Typed { key, command }) => Order { idempotency_key: Some(key), request: command, ..order },
+        Some(Typed { key, command }) => Order { idempotency_key: key, request: command, ..order },
     }
+}
+
+/// The same command as it is to be typed again, with this key.
+#[must_use]
+pub fn repeated(arguments: &[OsString], key: &str) -> String {
+    let word = |word: &OsString| shell_words::word(&without_password(&word.to_string_lossy()));
+    let words: Vec<String> = arguments.iter().map(word).collect();
+    let line = words.join(" ");
+    if is_named(arguments) { line } else { format!("{line} --{FLAG} {}", shell_words::word(key)) }
+}
+
+/// A URL as it may be shown; whatever else as it is.
+fn without_password(word: &str) -> String {
+    let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
+    let Some((who, place)) = rest.rsplit_once('@') else { return word.to_owned() };
+    match who.split_once(':') {
+        Some((name, _)) => format!("{scheme}://{name}:***@{place}"),
+        None => word.to_owned(),
+    }
+}
+
+/// Whether a key was typed among these.
+fn is_named(arguments: &[OsString]) -> bool {
+    let flag = format!("--{FLAG}");
+    arguments.iter().filter_map(|word| word.to_str()).any(|word| word.split('=').next() == Some(&flag))
 }
 
 /// The id that the audit has of a credential.
@@ -159,6 +186,22 @@ mod tests {
         for other in ["get machines", "plan", "why", "declare restored", "tokens get", "tokens bootstrap"] {
             assert_eq!(keyed(&format!("shepherdctl {other}")), Some(false), "{other}");
         }
+    }
+
+    #[test]
+    fn command_is_repeated_as_it_was_typed_with_its_key() {
+        let line = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let typed = ["shepherdctl", "budget", "set", "reboot", "--most", "5", "--reason", "it's due"];
+        let said = "shepherdctl budget set reboot --most 5 --reason 'it'\\''s due'";
+        assert_eq!(repeated(&line(&typed), "k 1"), format!("{said} --idempotency_key 'k 1'"));
+        for (url, shown) in [
+            ("postgres://kim@db/b", "postgres://kim@db/b"),
+            ("postgres://kim:se@cret@db/b", "postgres://kim:***@db/b"),
+        ] {
+            assert_eq!(without_password(url), shown);
+        }
+        let named = [&typed[..], &["--idempotency_key=k"]].concat();
+        assert_eq!(repeated(&line(&named), "k"), format!("{said} '--idempotency_key=k'"));
     }
 
     #[test]

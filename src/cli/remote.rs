@@ -12,6 +12,7 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
+use tonic_types::StatusExt as _;
 
 use crate::cli::contexts::Context;
 use crate::cli::error::CliError;
@@ -158,6 +159,11 @@ fn chain(error: &dyn std::error::Error) -> String {
 #[must_use]
 pub fn refused(status: Status) -> CliError {
     let said = status.message().to_owned();
+    let info = status.get_error_details().error_info().cloned();
+    if let Some(info) = info.filter(|info| info.reason == "SECOND_PERSON") {
+        let key = info.metadata.get("idempotency_key").cloned().unwrap_or_default();
+        return CliError::SecondPerson { said, key };
+    }
     match status.code() {
         Code::InvalidArgument
         | Code::NotFound

@@ -63,6 +63,7 @@ pub fn machine(said: v1::Machine) -> Result<MachineLine, CliError> {
         ready_at: said.ready_at.and_then(moment),
         reason: said.reason,
         labels: said.labels.into_iter().collect(),
+        priority: said.priority,
     })
 }
 

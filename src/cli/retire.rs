@@ -15,6 +15,7 @@ use crate::cli::many::many;
 use crate::cli::operate::{carried, direct, reason_or_none, told, who};
 use crate::cli::output::Format;
 use crate::cli::source::Source;
+use crate::model::access::Role;
 use crate::model::machine_view::MachineName;
 use crate::model::process::UnknownName;
 use crate::model::retirement::{Stage, confirmed};
@@ -71,7 +72,11 @@ async fn cancelled(source: &Source, arguments: &CancelRetire, format: Format) ->
     };
     let name = find(bmdb, &arguments.machine).await?;
     let by = by(&who(), arguments.reason.as_deref());
-    order(bmdb, name, "CancelRetire", reason, format, move |snapshot| retirement::cancel(snapshot, &by)).await
+    // Whoever may write to the BMDB directly is believed to be an admin.
+    order(bmdb, name, "CancelRetire", reason, format, move |snapshot| {
+        retirement::cancel(snapshot, &by, Role::Admin)
+    })
+    .await
 }
 
 /// `retire waive M STAGE`.
@@ -105,7 +110,7 @@ async fn waived(source: &Source, arguments: &Waive, format: Format) -> Result<St
     .await
 }
 
-fn said(reason: &str) -> Result<&str, CliError> {
+pub(crate) fn said(reason: &str) -> Result<&str, CliError> {
     if reason.trim().is_empty() {
         return Err(CliError::Wrong("--reason is empty; whoever asks `why` later will want to know".into()));
     }
@@ -113,7 +118,7 @@ fn said(reason: &str) -> Result<&str, CliError> {
 }
 
 /// Gives an order that may be refused for what it finds, as the API does.
-async fn order(
+pub(crate) async fn order(
     bmdb: &Bmdb,
     name: MachineName,
     rpc: &str,

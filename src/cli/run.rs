@@ -9,6 +9,7 @@ use clap::parser::ValueSource;
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::url::password_warning;
+use crate::cli::budgets::BudgetCommand;
 use crate::cli::bundle::Debug;
 use crate::cli::command::{Allow, Cli, Command, Declare, Describe, FleetCommand, Get, Tokens};
 use crate::cli::contexts::Contexts;
@@ -20,8 +21,8 @@ use crate::cli::policy::PolicyCommand;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    bundle, contexts, describe, dry_run, get, issues, loops, many, operate, output, plan, policy, restored,
-    retire, shell, timeline, tokens, watch, why, yaml,
+    approvals, budgets, bundle, contexts, describe, dry_run, get, issues, loops, many, operate, output, plan,
+    policy, power, priority, restored, retire, shell, timeline, tokens, watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -57,6 +58,9 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(()) => 0,
         Err(error) => {
             say(&format!("shepherdctl: {error}"));
+            if let Some(key) = error.key_to_repeat_with() {
+                say(&format!("  {}", order_key::repeated(&given, key)));
+            }
             error.exit_code()
         }
     }
@@ -91,6 +95,11 @@ pub(crate) async fn ask(command: &FleetCommand, format: Format, source: &Source)
         FleetCommand::Get(Get::Providers) => get::providers(source, format).await,
         FleetCommand::Describe(Describe::Machine(of)) => describe::machine(source, &of.machine, format).await,
         FleetCommand::Get(Get::Loops) => loops::list(source, format).await,
+        FleetCommand::Get(Get::Approvals) => approvals::list(source, format).await,
+        FleetCommand::Approve(asked) => approvals::approve(source, asked, format).await,
+        FleetCommand::Get(Get::Budgets) => budgets::budgets(source, format).await,
+        FleetCommand::Get(Get::Brakes) => budgets::brakes(source, format).await,
+        FleetCommand::Budget(BudgetCommand::Set(asked)) => budgets::set(source, asked, format).await,
         FleetCommand::Loops(Loops::Pause(asked)) => loops::pause(source, asked, format).await,
         FleetCommand::Loops(Loops::Resume(asked)) => loops::resume(source, asked, format).await,
         FleetCommand::Why(of) => why::why(source, &of.machine, format).await,
@@ -105,6 +114,9 @@ pub(crate) async fn ask(command: &FleetCommand, format: Format, source: &Source)
         FleetCommand::Quarantine(asked) => many::quarantine(source, asked, format).await,
         FleetCommand::Label(asked) => many::label(source, asked, format).await,
         FleetCommand::Unlabel(asked) => many::unlabel(source, asked, format).await,
+        FleetCommand::Reboot(reboot) => power::reboot(source, reboot, format).await,
+        FleetCommand::Power(power) => power::power(source, power, format).await,
+        FleetCommand::Prioritize(asked) => priority::prioritize(source, asked, format).await,
         FleetCommand::Retire(retire) => retire::retire(source, retire, format).await,
         FleetCommand::Declare(Declare::Restored(declared)) => {
             restored::restored(source.direct("`declare restored`")?, declared, format).await

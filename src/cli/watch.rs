@@ -342,6 +342,7 @@ mod tests {
             ready_at: None,
             reason: "because\nof that".to_owned(),
             labels: crate::model::label::Labels::new(),
+            priority: None,
         }
     }
 

@@ -91,7 +91,7 @@ impl FleetMetrics {
         self.gauge(
             book,
             "fleet_machines_with",
-            "Machines of which something holds, whatever their phase; heartbeating: within the silence limit",
+            "Machines of which something holds, whatever their phase but Retired; heartbeating: within the silence limit",
             &[Label::one_of("fact", FACTS)],
             |sample, _| {
                 let facts = sample.facts.iter().filter(|(fact, _)| FACTS.contains(&fact.as_str()));
@@ -100,7 +100,7 @@ impl FleetMetrics {
         );
         book.add_of_fleet(
             "fleet_heartbeat_age_seconds",
-            "Age of the last heartbeats of machines with an agent, counted anew with each sample",
+            "Age of the last heartbeats of machines with an agent that are not Retired, counted anew with each sample",
             &[],
             Ages(self.clone()),
         );

@@ -151,7 +151,7 @@ pub struct ManagerMetrics {
 }
 
 /// Loops by name.
-const LOOPS: [&str; 3] = ["initializer", "recoverer", "updater"];
+const LOOPS: [&str; 5] = ["initializer", "recoverer", "retirer", "switcher", "updater"];
 
 fn loop_label() -> Label {
     Label::one_of("loop", LOOPS)

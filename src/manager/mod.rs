@@ -6,6 +6,7 @@
 //! * [`initializer`]: puts the role server on machines that have none.
 //! * [`recoverer`]: climbs the ladder for machines that fell silent.
 //! * [`retirer`]: gives machines back.
+//! * [`switcher`]: reboots machines and switches their power, as people order.
 //! * [`updater`]: asks providers what became of their machines.
 //! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
 //!   machines but over providers, one at a time each, under a named lease.
@@ -32,4 +33,5 @@ pub mod recoverer;
 pub mod retirer;
 pub mod sampler;
 mod sourcing;
+pub mod switcher;
 pub mod updater;

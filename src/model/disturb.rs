@@ -9,6 +9,7 @@
 use crate::model::facts::{HoldScope, MachineFacts};
 use crate::model::newer_fence::NewerFence;
 use crate::model::policy::{Budget, Disturbance, Policy};
+use crate::model::power_order::{Switch, held};
 use crate::model::retirement::{Step, next};
 use crate::model::time::{Span, Timestamp, after};
 
@@ -36,6 +37,8 @@ pub struct Refusal {
 
 /// How long a brake is believed before it is asked again.
 const BRAKE_PAUSE: Span = Span::seconds(15);
+/// How long a provider's list is disbelieved before it is asked again; lists are compared as often.
+const LIST_PAUSE: Span = Span::minutes(1);
 /// How long a stop without an end is believed before it is asked again.
 const STOP_PAUSE: Span = Span::minutes(5);
 
@@ -119,8 +122,66 @@ pub fn may_release(
     }
 }
 
+/// Whether what a person ordered of a machine's power may be done at `now`.
+///
+/// No brake counts, as for [`may_release`]; nor that the machine reports: who ordered it knew.
+pub fn may_switch(
+    facts: &MachineFacts,
+    switch: Switch,
+    circumstances: &Circumstances,
+    policy: &Policy,
+    now: Timestamp,
+) -> Result<(), Refusal> {
+    let later = after(now, STOP_PAUSE.0);
+    let refuse = |reason: String, ask_again| Err(Refusal { reason, ask_again });
+    let Some(order) = facts.power_order.as_ref().filter(|order| order.switch == switch) else {
+        return refuse("the order was cancelled".into(), now);
+    };
+    if let Some(newer) = &circumstances.newer_fence {
+        return refuse(newer.sentence(), later);
+    }
+    if facts.retirement.is_some() {
+        return refuse("it is being retired".into(), later);
+    }
+    if let Some(quarantine) = &facts.quarantine {
+        let reason = &quarantine.reason;
+        return refuse(format!("it is quarantined, so that it may be somebody else's: {reason}"), later);
+    }
+    if let Some(hold) = held(facts, now) {
+        let reason = format!("{} holds it ({}): {}", hold.by, hold.scope.as_str(), hold.reason);
+        return refuse(reason, hold.until.unwrap_or(later));
+    }
+    let budget = switch.disturbance().filter(|_| order.begun.is_none());
+    match budget.and_then(|step| Some((policy.budgets.get(&step)?, step))) {
+        Some((budget, step)) => within(*budget, step.phrase(), circumstances, now),
+        None => Ok(()),
+    }
+}
+
+/// Whether a provider may be believed at `now` that it does not know a machine any more, which ends a retirement
+/// for good. `brake` is why no machine is taken from it, if that is so: then its list cannot be right, and what it
+/// says of one machine comes from there.
+pub fn may_believe_gone(brake: Option<&str>, now: Timestamp) -> Result<(), Refusal> {
+    brake.map_or(Ok(()), |brake| {
+        let why = brake.trim_start_matches("brake: ");
+        Err(Refusal {
+            reason: format!(
+                "its provider says that it does not know it any more, and is not believed for now: {why}"
+            ),
+            ask_again: after(now, LIST_PAUSE.0),
+        })
+    })
+}
+
 /// Refuses when nothing is left of a budget.
 fn within(budget: Budget, what: &str, circumstances: &Circumstances, now: Timestamp) -> Result<(), Refusal> {
+    if budget.count == 0 {
+        // Until a person sets it otherwise: nothing frees it.
+        return Err(Refusal {
+            reason: format!("the budget to {what} allows none"),
+            ask_again: after(now, BRAKE_PAUSE.0),
+        });
+    }
     let used = circumstances.begun_in_window;
     if used < budget.count {
         return Ok(());
@@ -285,6 +346,14 @@ mod tests {
     }
 
     #[test]
+    fn provider_whose_list_cannot_be_right_is_not_believed_that_a_machine_is_gone() {
+        assert_eq!(may_believe_gone(None, at(100)), Ok(()));
+        let refusal = may_believe_gone(Some("brake: its list is empty"), at(100)).unwrap_err();
+        assert!(refusal.reason.ends_with("is not believed for now: its list is empty"), "{refusal:?}");
+        assert_eq!(refusal.ask_again, at(160));
+    }
+
+    #[test]
     fn budget_frees_when_its_oldest_use_leaves_the_window() {
         let used = |count| Circumstances {
             begun_in_window: count,
@@ -295,5 +364,15 @@ mod tests {
         let (reason, again) = ask(&machine(), Disturbance::Reboot, &used(20)).unwrap();
         assert_eq!(again, 300);
         assert_eq!(reason, "the budget to reboot the machine is used up (20 in 10m)");
+        let mut none = Policy::default();
+        none.budgets.insert(Disturbance::Reboot, Budget { count: 0, window: Span::minutes(10) });
+        let refused =
+            may_disturb(&machine(), Disturbance::Reboot, &used(0), &none, at(0), at(100)).unwrap_err();
+        assert_eq!(refused.reason, "the budget to reboot the machine allows none");
+        assert_eq!(
+            refused.ask_again,
+            at(115),
+            "asked again when somebody may have set it, and not all the time"
+        );
     }
 }

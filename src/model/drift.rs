@@ -29,7 +29,7 @@ pub struct StoredDecision<'a> {
 /// `policy_version`, as the rest of a sentence; `None` where it does not.
 ///
 /// Moments are not compared. An earlier one on a timer row is how timers work, and a later one was armed late,
-/// which is no drift while it comes due.
+/// which is no drift while it comes due. Neither is a priority that a person gave for a while that is over.
 #[must_use]
 pub fn drift_of(stored: &StoredDecision<'_>, due: &Due, policy_version: i64) -> Option<String> {
     if stored.rules_version != i64::from(RULES_VERSION) || stored.policy_version != policy_version {
@@ -46,7 +46,8 @@ pub fn drift_of(stored: &StoredDecision<'_>, due: &Due, policy_version: i64) -> 
             due.reason
         ));
     }
-    (stored.priority != i64::from(due.priority)).then(|| {
+    let lagging = due.lapsed.map(i64::from) == Some(stored.priority);
+    (stored.priority != i64::from(due.priority) && !lagging).then(|| {
         format!(
             "its stored schedule gives {} priority {} in lane {}, and its facts demand priority {} ({})",
             wanted.unwrap_or("nothing"),
@@ -75,6 +76,7 @@ mod tests {
             decided_at: Location::caller(),
             deadline: None,
             phase: Phase::Provided,
+            lapsed: None,
         }
     }
 
@@ -128,6 +130,21 @@ mod tests {
                 &begin,
                 Some(
                     "its stored schedule gives AgentStart priority 2 in lane access, and its facts demand priority \
+                     1 (it was found)",
+                ),
+            ),
+            (
+                "a priority that is over",
+                stored(Some("AgentStart"), 0),
+                &Due { lapsed: Some(0), ..begin.clone() },
+                None,
+            ),
+            (
+                "another than the one that is over",
+                stored(Some("AgentStart"), 0),
+                &Due { lapsed: Some(2), ..begin.clone() },
+                Some(
+                    "its stored schedule gives AgentStart priority 0 in lane access, and its facts demand priority \
                      1 (it was found)",
                 ),
             ),

@@ -11,6 +11,8 @@ use crate::model::backoff::BackoffFact;
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::needs_human::Obstacle;
 use crate::model::policy::Disturbance;
+use crate::model::power_order::Switch;
+use crate::model::priority::Priority;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
 use crate::model::time::Timestamp;
@@ -42,6 +44,10 @@ pub struct MachineFacts {
     pub recovery: Option<Recovery>,
     /// On its way out, or out.
     pub retirement: Option<Retirement>,
+    /// What a person ordered of its power, and is not done yet.
+    pub power_order: Option<PowerOrder>,
+    /// Whether its work comes before or behind that of others, as a person says.
+    pub priority: Option<Priority>,
     /// Processes that failed and have not finished since.
     pub backoffs: BTreeMap<Process, BackoffFact>,
     /// Processes put off without having failed.
@@ -67,6 +73,8 @@ impl MachineFacts {
             needs_human: None,
             recovery: None,
             retirement: None,
+            power_order: None,
+            priority: None,
             backoffs: BTreeMap::new(),
             postponements: BTreeMap::new(),
             listening_since: None,
@@ -365,6 +373,30 @@ pub struct ReleaseOrder {
     /// The intent that was named to the provider.
     pub intent: IntentId,
     /// When it was recorded.
+    pub at: Timestamp,
+}
+
+/// Tag `machine_power_order`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PowerOrder {
+    /// What.
+    pub switch: Switch,
+    /// Why.
+    pub reason: String,
+    /// Who ordered it.
+    pub by: String,
+    /// When.
+    pub at: Timestamp,
+    /// That it may have been carried out.
+    pub begun: Option<Begun>,
+}
+
+/// That something outside may have happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// The intent that was recorded before.
+    pub intent: IntentId,
+    /// When it was.
     pub at: Timestamp,
 }
 

@@ -86,6 +86,12 @@ pub fn admit(asked: &Asked, limits: OrderLimits) -> Result<(), Refusal> {
     }
 }
 
+/// Whether such an order goes beyond the limits, and not only may.
+#[must_use]
+pub fn goes_beyond(asked: &Asked, limits: OrderLimits) -> bool {
+    asked.beyond_limits && within(asked, limits).is_err()
+}
+
 fn within(asked: &Asked, limits: OrderLimits) -> Result<(), Refusal> {
     let found = count(asked.found);
     let refuse = |reason, said| Err(Refusal { reason, said });
@@ -168,6 +174,11 @@ mod tests {
             let refusal = admit(&asked, OrderLimits::default()).err();
             assert_eq!(refusal.as_ref().map(|refusal| refusal.reason), expected, "{asked:?}: {refusal:?}");
         }
+        let limits = OrderLimits::default();
+        assert!(goes_beyond(&beyond, limits) && goes_beyond(&Asked { everybody: true, ..beyond }, limits));
+        let room = Asked { within_hour: 0, ..beyond };
+        assert!(!goes_beyond(&room, limits), "it may, and does not");
+        assert!(!goes_beyond(&Asked { within_hour: 1_000, ..asked }, limits), "that is refused anyhow");
         let none = OrderLimits { machines: 0, machines_per_hour: 0 };
         let one = Asked { found: 1, expected: Some(1), within_hour: 0, ..asked };
         assert_eq!(admit(&one, none).err().map(|refusal| refusal.reason), Some("TOO_MANY"));

@@ -29,12 +29,14 @@ pub enum Loop {
     Provisioner,
     /// Gives machines back to their providers.
     Retirer,
+    /// Reboots machines and switches their power, as people order.
+    Switcher,
 }
 
 impl Loop {
     /// All of them, in the order in which a machine meets them.
-    pub const ALL: [Self; 5] =
-        [Self::Provisioner, Self::Initializer, Self::Recoverer, Self::Updater, Self::Retirer];
+    pub const ALL: [Self; 6] =
+        [Self::Provisioner, Self::Initializer, Self::Recoverer, Self::Updater, Self::Retirer, Self::Switcher];
 
     /// The name used in the database, on the command line and in flags.
     #[must_use]
@@ -45,6 +47,7 @@ impl Loop {
             Self::Updater => "updater",
             Self::Provisioner => "provisioner",
             Self::Retirer => "retirer",
+            Self::Switcher => "switcher",
         }
     }
 
@@ -56,6 +59,7 @@ impl Loop {
             Process::Recovery => Self::Recoverer,
             Process::Update => Self::Updater,
             Process::Retirement => Self::Retirer,
+            Process::Power => Self::Switcher,
         }
     }
 }
@@ -73,7 +77,7 @@ impl FromStr for Loop {
         Self::ALL.into_iter().find(|one| one.as_str() == name).ok_or_else(|| UnknownName {
             what: "loop",
             name: name.to_owned(),
-            known: "provisioner, initializer, recoverer, updater, retirer",
+            known: "provisioner, initializer, recoverer, updater, retirer, switcher",
         })
     }
 }
@@ -246,6 +250,7 @@ mod tests {
             (Loop::Recoverer, 3, 2),
             (Loop::Updater, 0, 0),
             (Loop::Retirer, 1, 0),
+            (Loop::Switcher, 0, 0),
         ];
         assert_eq!(found, expected);
     }

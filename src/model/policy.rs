@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::backoff::Backoff;
 use crate::model::order_limits::OrderLimits;
 use crate::model::process::Process;
+use crate::model::second_person::SecondPerson;
 use crate::model::time::Span;
 
 /// Everything that decisions take from configuration.
@@ -55,6 +56,8 @@ pub struct Policy {
     pub retirement_wipe_timeout: Span,
     /// One that is to be given back is.
     pub retirement_release_timeout: Span,
+    /// What a person ordered of a machine's power is given up when it could not be done for so long.
+    pub power_order_timeout: Span,
     /// How many machines may be given back. Not among `budgets`, whose kinds a release before this one knows
     /// all of, or cannot read the policy.
     pub release_budget: Budget,
@@ -63,6 +66,8 @@ pub struct Policy {
     pub history_retention: Span,
     /// How many machines operators' orders may be about.
     pub order_limits: OrderLimits,
+    /// Whether some orders need another admin.
+    pub second_person: SecondPerson,
 }
 
 /// One step of the recovery ladder.
@@ -215,9 +220,11 @@ impl Default for Policy {
             provisioner_brake: ProvisionerBrake { discrepancies: 5, lost_fraction: 0.2 },
             retirement_wipe_timeout: Span::hours(4),
             retirement_release_timeout: Span::hours(1),
+            power_order_timeout: Span::minutes(30),
             release_budget: Budget { count: 100, window: Span::minutes(10) },
             history_retention: Span::hours(180 * 24),
             order_limits: OrderLimits::default(),
+            second_person: SecondPerson::default(),
         }
     }
 }

@@ -53,6 +53,9 @@ pub struct PolicyFlags {
     /// A machine that its provider is to take back is overdue after this. [default: 1h]
     #[arg(long, value_name = "SPAN")]
     pub retirement_release_timeout: Option<Span>,
+    /// Give up what a person ordered of a machine's power when it could not be done for so long. [default: 30m]
+    #[arg(long, value_name = "SPAN")]
+    pub power_order_timeout: Option<Span>,
     /// Longest time an outward call may outlive its session. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub outward_limit: Option<Span>,
@@ -65,6 +68,12 @@ pub struct PolicyFlags {
     /// Most machines that orders about several may be about within an hour. [default: 200]
     #[arg(long, value_name = "COUNT")]
     pub order_max_machines_per_hour: Option<u32>,
+    /// Whether orders that reach far need another admin: true or false. [default: false]
+    #[arg(long, value_name = "TRUTH")]
+    pub second_person: Option<bool>,
+    /// How long such an order stays asked for, and its approval is good for. [default: 1h]
+    #[arg(long, value_name = "SPAN")]
+    pub second_person_good_for: Option<Span>,
 }
 
 /// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
@@ -113,11 +122,14 @@ impl PolicyFlags {
         set(self.update_interval_unstable.as_ref(), &mut policy.update_interval_unstable);
         set(self.retirement_wipe_timeout.as_ref(), &mut policy.retirement_wipe_timeout);
         set(self.retirement_release_timeout.as_ref(), &mut policy.retirement_release_timeout);
+        set(self.power_order_timeout.as_ref(), &mut policy.power_order_timeout);
         set(self.outward_limit.as_ref(), &mut policy.outward_limit);
         set(self.history_retention.as_ref(), &mut policy.history_retention);
         let limits = &mut policy.order_limits;
         set(self.order_max_machines.as_ref(), &mut limits.machines);
         set(self.order_max_machines_per_hour.as_ref(), &mut limits.machines_per_hour);
+        set(self.second_person.as_ref(), &mut policy.second_person.required);
+        set(self.second_person_good_for.as_ref(), &mut policy.second_person.good_for);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
         set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
@@ -138,6 +150,8 @@ impl PolicyFlags {
             ("--update_interval_unstable", policy.update_interval_unstable),
             ("--retirement_wipe_timeout", policy.retirement_wipe_timeout),
             ("--retirement_release_timeout", policy.retirement_release_timeout),
+            ("--power_order_timeout", policy.power_order_timeout),
+            ("--second_person_good_for", policy.second_person_good_for),
         ] {
             if span.is_some_and(|span| span.0.is_zero()) {
                 return Err(format!("{flag} 0s leaves no time at all; give for example 1s"));
@@ -196,6 +210,7 @@ impl PolicyFlags {
                 toml::Value::String(text) => text,
                 toml::Value::Integer(number) => number.to_string(),
                 toml::Value::Float(number) => number.to_string(),
+                toml::Value::Boolean(truth) => truth.to_string(),
                 _ => return Err(format!("{key} takes a text or a number")),
             };
             arguments.push(OsString::from(format!("--{name}={value}")));
@@ -229,11 +244,12 @@ mod tests {
     fn configuration_gives_what_it_says_of_the_fleet() {
         let flags = PolicyFlags::of_configuration(
             "ssh_user = \"root\"\nrecovery-silence_timeout = \"5m\"\nrecovery_brake_fraction = 0.5\n\
-             [[provider]]\nname = \"rack-a\"",
+             second_person = true\n[[provider]]\nname = \"rack-a\"",
         );
         let flags = flags.unwrap();
         assert_eq!(flags.recovery_silence_timeout, Some(Span::minutes(5)));
         assert_eq!(flags.recovery_brake_fraction, Some(0.5));
+        assert_eq!((flags.second_person, flags.second_person_good_for), (Some(true), None));
         assert_eq!(flags.heartbeat_interval, None);
         for (wrong, part) in [
             ("heartbeat_interval = [1]", "heartbeat_interval takes a text or a number"),

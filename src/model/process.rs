@@ -71,11 +71,14 @@ pub enum Process {
     Update,
     /// Give the machine back.
     Retirement,
+    /// Carry out what a person ordered of its power.
+    Power,
 }
 
 impl Process {
     /// Every process this release works on.
-    pub const ALL: [Self; 4] = [Self::AgentStart, Self::Recovery, Self::Update, Self::Retirement];
+    pub const ALL: [Self; 5] =
+        [Self::AgentStart, Self::Recovery, Self::Update, Self::Retirement, Self::Power];
 
     /// The name used in the database, in logs and as a metric label.
     #[must_use]
@@ -85,6 +88,7 @@ impl Process {
             Self::Recovery => "Recovery",
             Self::Update => "Update",
             Self::Retirement => "Retirement",
+            Self::Power => "Power",
         }
     }
 
@@ -92,7 +96,7 @@ impl Process {
     #[must_use]
     pub const fn lane(self) -> Lane {
         match self {
-            Self::AgentStart | Self::Recovery | Self::Retirement => Lane::Access,
+            Self::AgentStart | Self::Recovery | Self::Retirement | Self::Power => Lane::Access,
             Self::Update => Lane::Observe,
         }
     }
@@ -111,7 +115,7 @@ impl FromStr for Process {
         Self::ALL.into_iter().find(|process| process.as_str() == name).ok_or_else(|| UnknownName {
             what: "process",
             name: name.to_owned(),
-            known: "AgentStart, Recovery, Update, Retirement",
+            known: "AgentStart, Recovery, Update, Retirement, Power",
         })
     }
 }

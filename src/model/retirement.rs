@@ -216,7 +216,8 @@ pub fn may_waive(facts: &MachineFacts, policy: &Policy, stage: Stage, now: Times
 pub fn confirmation(stage: Stage, name: &str) -> Option<String> {
     match stage {
         Stage::Wipe => Some(format!("{name} is not wiped")),
-        Stage::Release => Some(format!("{name} is not given back")),
+        // It may have been ordered: whoever waives it knows neither that it was, nor what became of it.
+        Stage::Release => Some(format!("{name} is not known to be given back")),
         Stage::Leave | Stage::Tombstone => None,
     }
 }
@@ -314,6 +315,9 @@ mod tests {
                 due.map(|(what, when)| (what, at(when))),
                 "{name}"
             );
+            // Whoever holds it: that it is overdue is told all the same.
+            let deadline = next(facts.retirement.as_ref().unwrap(), &policy).deadline;
+            assert_eq!(access.deadline, deadline, "{name}");
             assert_eq!(next_due(&facts, Lane::Observe, &policy, at(100)).process, None, "{name}");
         }
     }
@@ -358,8 +362,9 @@ mod tests {
     fn what_remains_undone_is_typed_word_by_word() {
         for (stage, typed, fits) in [
             (Stage::Wipe, "rack/1 is not wiped", true),
-            (Stage::Release, " rack/1 is not given back ", true),
-            (Stage::Release, "rack/2 is not given back", false),
+            (Stage::Release, " rack/1 is not known to be given back ", true),
+            (Stage::Release, "rack/1 is not given back", false),
+            (Stage::Release, "rack/2 is not known to be given back", false),
             (Stage::Wipe, "yes", false),
             (Stage::Tombstone, "rack/1 is not wiped", false),
         ] {

@@ -19,6 +19,8 @@ use std::panic::Location;
 use crate::model::facts::{HoldScope, Installation, MachineFacts, Retirement, wait_of};
 use crate::model::phase::{Phase, phase_of, silent_from};
 use crate::model::policy::Policy;
+use crate::model::power_order::lapses;
+use crate::model::priority::Level;
 use crate::model::process::{Lane, Process};
 use crate::model::provider_status::ProviderStatus;
 use crate::model::recovery::proof_of_life;
@@ -51,6 +53,8 @@ pub struct Due {
     pub deadline: Option<Timestamp>,
     /// The machine's phase, for lists.
     pub phase: Phase,
+    /// The priority class that a person gave it, and that counts no more: what is stored may still be that.
+    pub lapsed: Option<i16>,
 }
 
 /// Builds answers that share a machine's phase; cannot be built without a reason.
@@ -71,6 +75,7 @@ impl Answer {
             decided_at: Location::caller(),
             deadline: None,
             phase: self.phase,
+            lapsed: None,
         }
     }
 
@@ -86,6 +91,7 @@ impl Answer {
             decided_at: Location::caller(),
             deadline: None,
             phase: self.phase,
+            lapsed: None,
         }
     }
 }
@@ -98,7 +104,15 @@ pub fn next_due(facts: &MachineFacts, lane: Lane, policy: &Policy, now: Timestam
         Lane::Access => next_access(&answer, facts, policy, now),
         Lane::Observe => next_observe(&answer, facts, policy),
     };
-    with_priority(put_off(due, facts, now), facts, policy)
+    with_priority(no_later_than_it_lapses(put_off(due, facts, now), facts, policy), facts, policy, now)
+}
+
+/// An order about power is given up when its time is over, whatever it was put off for.
+fn no_later_than_it_lapses(mut due: Due, facts: &MachineFacts, policy: &Policy) -> Due {
+    if let (Some(Process::Power), Some(order)) = (due.process, &facts.power_order) {
+        due.ready_at = due.ready_at.min(Some(lapses(order, policy)));
+    }
+    due
 }
 
 fn next_access(answer: &Answer, facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Due {
@@ -107,6 +121,12 @@ fn next_access(answer: &Answer, facts: &MachineFacts, policy: &Policy, now: Time
     }
     if let Some(quarantine) = &facts.quarantine {
         return answer.wait(format!("quarantined until a person explains: {}", quarantine.reason));
+    }
+    if let Some(order) = &facts.power_order {
+        let reason = format!("{} ordered to {}: {}", order.by, order.switch.phrase(), order.reason);
+        let mut due = answer.due(Process::Power, order.at, reason);
+        due.deadline = Some(lapses(order, policy));
+        return due;
     }
     if let Some(needs_human) = &facts.needs_human {
         let reason = &needs_human.reason;
@@ -249,13 +269,18 @@ fn put_off(mut due: Due, facts: &MachineFacts, now: Timestamp) -> Due {
         _ if process == Process::Retirement => true,
         HoldScope::Everything => process.lane() == Lane::Access,
         HoldScope::Recovery => process == Process::Recovery,
-        HoldScope::Power => false,
+        HoldScope::Power => process == Process::Power,
     };
     if !covered {
         return due;
     }
     match hold.until {
-        None => Answer { phase: due.phase }.wait(format!("held by {}: {}", hold.by, hold.reason)),
+        None => {
+            let held = Answer { phase: due.phase }.wait(format!("held by {}: {}", hold.by, hold.reason));
+            // That a machine does not leave is told at its deadline, whoever holds it; nothing else comes then.
+            let deadline = due.deadline.filter(|_| process == Process::Retirement);
+            Due { deadline, ..held }
+        }
         Some(until) => {
             if due.ready_at < Some(until) {
                 due.ready_at = Some(until);
@@ -266,10 +291,12 @@ fn put_off(mut due: Due, facts: &MachineFacts, now: Timestamp) -> Due {
     }
 }
 
+/// What a person says of a machine counts before what the engine says; see [`crate::model::priority`].
+///
 /// A machine on which the work failed again and again yields to the others; and so does one that was
 /// rebooted and is waited for. A look at it may take until a time limit passes: a few of those that stay
 /// down would else keep every worker from the machines that a new agent is enough for.
-fn with_priority(mut due: Due, facts: &MachineFacts, policy: &Policy) -> Due {
+fn with_priority(mut due: Due, facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Due {
     let Some(process) = due.process else { return due };
     let failed_often = facts
         .backoffs
@@ -278,7 +305,11 @@ fn with_priority(mut due: Due, facts: &MachineFacts, policy: &Policy) -> Due {
     let acted = facts.recovery.as_ref().and_then(|recovery| recovery.acted.as_ref());
     let coming_up = process == Process::Recovery && acted.is_some_and(|acted| acted.step.reboots());
     if failed_often || coming_up {
-        due.priority = 2;
+        due.priority = Level::Low.class();
+    }
+    match &facts.priority {
+        Some(said) if said.holds_at(now) => due.priority = said.level.class(),
+        said => due.lapsed = said.as_ref().map(|said| said.level.class()),
     }
     due
 }
@@ -326,6 +357,7 @@ mod tests {
     use crate::model::ids::MachineId;
     use crate::model::needs_human::Obstacle;
     use crate::model::policy::Disturbance;
+    use crate::model::priority::Priority;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
@@ -473,6 +505,44 @@ mod tests {
         assert_eq!(next_due(&healthy(), Lane::Access, &Policy::default(), at(800)).priority, 1);
         assert_eq!(ladder(Disturbance::RestartAgent), 1);
         assert_eq!((ladder(Disturbance::Reboot), ladder(Disturbance::PowerCycle)), (2, 2));
+    }
+
+    #[test]
+    fn word_of_a_person_stands_above_our_own_yielding_for_as_long_as_it_holds() {
+        let said = |level, until: Option<i64>| Priority {
+            level,
+            reason: "a customer waits".into(),
+            by: "kim".into(),
+            since: at(0),
+            until: until.map(at),
+        };
+        let backoff = |failures| BackoffFact {
+            failures,
+            last_interval: Duration::from_mins(1),
+            until: at(70),
+            cause: "no route to host".into(),
+        };
+        for (name, priority, failures, expected, lapsed) in [
+            ("nothing said", None, 0, 1, None),
+            ("failed often", None, 3, 2, None),
+            ("urgent", Some(said(Level::Urgent, None)), 0, 0, None),
+            ("urgent, though it failed often", Some(said(Level::Urgent, Some(300))), 3, 0, None),
+            ("low", Some(said(Level::Low, None)), 0, 2, None),
+            ("over", Some(said(Level::Urgent, Some(200))), 0, 1, Some(0)),
+            ("over, and failed often", Some(said(Level::Urgent, Some(200))), 3, 2, Some(0)),
+        ] {
+            let mut facts = provided();
+            facts.priority = priority;
+            if failures > 0 {
+                facts.backoffs.insert(Process::AgentStart, backoff(failures));
+            }
+            for lane in [Lane::Access, Lane::Observe] {
+                let due = next_due(&facts, lane, &Policy::default(), at(200));
+                let expected =
+                    if lane == Lane::Observe && expected == 2 && failures > 0 { 1 } else { expected };
+                assert_eq!((due.priority, due.lapsed), (expected, lapsed), "{name}, {lane}");
+            }
+        }
     }
 
     #[test]

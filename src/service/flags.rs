@@ -100,6 +100,8 @@ pub enum Component {
     Updater,
     /// Gives machines back.
     Retirer,
+    /// Reboots machines and switches their power, as people order.
+    Switcher,
     /// Hears the agents.
     Callback,
     /// Answers operators.
@@ -117,12 +119,13 @@ pub struct ServiceFlags {
     /// Validate everything, touch nothing, and print what would run.
     #[arg(long)]
     pub check: bool,
-    /// Parts to run in this process.
+    /// Parts to run in this process. [default: all of them]
     #[arg(
         long,
         value_name = "PART",
         value_delimiter = ',',
-        default_value = "provisioner,initializer,recoverer,updater,retirer,callback,api"
+        hide_default_value = true,
+        default_value = "provisioner,initializer,recoverer,updater,retirer,switcher,callback,api"
     )]
     pub components: Vec<Component>,
     /// How logs are written.
@@ -262,6 +265,12 @@ pub struct ServiceFlags {
     /// How often the retirer looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub retirer_db_query_rate: Rate,
+    /// Machines rebooted or switched by order at once; 0 counts as 1.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
+    pub switcher_loop_parallelism: usize,
+    /// How often the switcher looks for work.
+    #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
+    pub switcher_db_query_rate: Rate,
 
     /// Where metrics are served, as http://ADDRESS:PORT/metrics.
     #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Metrics")]

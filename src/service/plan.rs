@@ -275,40 +275,7 @@ impl ServicePlan {
             );
         }
         for component in &self.components {
-            line(
-                "runs",
-                match component {
-                    Component::Provisioner => format!(
-                        "provisioner: compares each provider {}, asks for a machine {}, {}",
-                        pace(flags.provisioner_reconciler_rate),
-                        pace(flags.provisioner_device_creation_rate),
-                        match flags.provisioner_max_machines {
-                            0 => "takes any number of them".to_owned(),
-                            count => format!("takes up to {count} of each provider"),
-                        }
-                    ),
-                    Component::Initializer => worker_line(
-                        "initializer",
-                        flags.initializer_loop_parallelism,
-                        flags.initializer_db_query_rate,
-                    ),
-                    Component::Recoverer => worker_line(
-                        "recoverer",
-                        flags.recoverer_loop_parallelism,
-                        flags.recoverer_db_query_rate,
-                    ),
-                    Component::Updater => {
-                        worker_line("updater", flags.updater_loop_parallelism, flags.updater_db_query_rate)
-                    }
-                    Component::Retirer => {
-                        worker_line("retirer", flags.retirer_loop_parallelism, flags.retirer_db_query_rate)
-                    }
-                    Component::Callback => {
-                        format!("callback: hears agents on {}", flags.agent_listen_address)
-                    }
-                    Component::Api => format!("api: answers operators on {}", flags.api_listen_address),
-                },
-            );
+            line("runs", runs(*component, flags));
         }
         if !self.endpoints.is_empty() {
             line("endpoints", self.endpoints.join(", "));
@@ -346,6 +313,40 @@ impl ServicePlan {
                 .map_or("not served".to_owned(), |address| format!("http://{address}/metrics")),
         );
         text
+    }
+}
+
+/// What a part of the service does, and how much of it at once.
+fn runs(component: Component, flags: &ServiceFlags) -> String {
+    match component {
+        Component::Provisioner => format!(
+            "provisioner: compares each provider {}, asks for a machine {}, {}",
+            pace(flags.provisioner_reconciler_rate),
+            pace(flags.provisioner_device_creation_rate),
+            match flags.provisioner_max_machines {
+                0 => "takes any number of them".to_owned(),
+                count => format!("takes up to {count} of each provider"),
+            }
+        ),
+        Component::Initializer => {
+            worker_line("initializer", flags.initializer_loop_parallelism, flags.initializer_db_query_rate)
+        }
+        Component::Recoverer => {
+            worker_line("recoverer", flags.recoverer_loop_parallelism, flags.recoverer_db_query_rate)
+        }
+        Component::Updater => {
+            worker_line("updater", flags.updater_loop_parallelism, flags.updater_db_query_rate)
+        }
+        Component::Retirer => {
+            worker_line("retirer", flags.retirer_loop_parallelism, flags.retirer_db_query_rate)
+        }
+        Component::Switcher => {
+            worker_line("switcher", flags.switcher_loop_parallelism, flags.switcher_db_query_rate)
+        }
+        Component::Callback => {
+            format!("callback: hears agents on {}", flags.agent_listen_address)
+        }
+        Component::Api => format!("api: answers operators on {}", flags.api_listen_address),
     }
 }
 

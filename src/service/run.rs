@@ -35,6 +35,7 @@ use crate::manager::provisioner::{self, ProvisionerSettings};
 use crate::manager::recoverer::Recoverer;
 use crate::manager::retirer::Retirer;
 use crate::manager::sampler;
+use crate::manager::switcher::Switcher;
 use crate::manager::updater::Updater;
 use crate::model::ids::ProcessId;
 use crate::model::time::Rate;
@@ -259,7 +260,7 @@ async fn start_parts(
 
     let has = |component| plan.components.contains(&component);
     let flags = &plan.flags;
-    if has(Component::Initializer) || has(Component::Recoverer) {
+    if has(Component::Initializer) || has(Component::Recoverer) || has(Component::Switcher) {
         let access = Arc::new(access(plan, database, authorities).await?);
         if has(Component::Initializer) {
             let initializer = Initializer { providers: providers.clone(), access: access.clone() };
@@ -267,9 +268,14 @@ async fn start_parts(
             running.spawn_loop(initializer, flags.initializer_loop_parallelism, rate, &wake_ups, metrics);
         }
         if has(Component::Recoverer) {
-            let recoverer = Recoverer { providers: providers.clone(), access, brakes };
+            let recoverer = Recoverer { providers: providers.clone(), access: access.clone(), brakes };
             let rate = flags.recoverer_db_query_rate;
             running.spawn_loop(recoverer, flags.recoverer_loop_parallelism, rate, &wake_ups, metrics);
+        }
+        if has(Component::Switcher) {
+            let switcher = Switcher { providers: providers.clone(), access };
+            let rate = flags.switcher_db_query_rate;
+            running.spawn_loop(switcher, flags.switcher_loop_parallelism, rate, &wake_ups, metrics);
         }
     }
     if has(Component::Updater) {

@@ -59,17 +59,29 @@ const FILL: &str = "
 async fn filled(name: &str, machines: usize) -> anyhow::Result<(Kit, PgConnection)> {
     let kit = Kit::new(name).await?;
     let mut connection = kit.connection().await?;
-    sqlx::raw_sql("SET default_transaction_isolation = 'read committed'").execute(&mut connection).await?;
+    fill(&mut connection, machines).await?;
+    Ok((kit, connection))
+}
+
+/// Fills an empty database through a connection, which reads as committed from then on.
+pub(crate) async fn fill(connection: &mut PgConnection, machines: usize) -> anyhow::Result<()> {
+    sqlx::raw_sql("SET default_transaction_isolation = 'read committed'").execute(&mut *connection).await?;
     let fill = FILL.replace("$1", &machines.to_string());
-    sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut connection).await?;
+    sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut *connection).await?;
     // Sets the hint bits and the visibility map, as autovacuum has on a fleet that has been there for
     // a while.
     sqlx::raw_sql(
         "VACUUM machine, machine_due, machine_agent_heartbeat, machine_agent_started, session, intent, fleet_sample",
     )
-    .execute(&mut connection)
+    .execute(&mut *connection)
     .await?;
-    Ok((kit, connection))
+    Ok(())
+}
+
+/// Pages touched by a claim of one machine, in the form that the mode has.
+pub(crate) async fn claimed_at(connection: &mut PgConnection, skip_locked: bool) -> anyhow::Result<i64> {
+    let twins = if skip_locked { &SKIPPING } else { &WAITING };
+    Ok(claim_cost(connection, twins.claim, "AgentStart").await?.buffers)
 }
 
 /// Pages touched, and the tables read from end to end.

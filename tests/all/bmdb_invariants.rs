@@ -14,13 +14,15 @@ use rand::{RngExt as _, SeedableRng as _};
 use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
 use shepherd::bmdb::claim::Claimed;
 use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::power_order::PowerChange;
 use shepherd::bmdb::retirement::RetirementChange;
 use shepherd::bmdb::session::Session;
 use shepherd::bmdb::work::Work;
 use shepherd::model::backoff::Backoff;
-use shepherd::model::ids::MachineId;
+use shepherd::model::ids::{IntentId, MachineId};
 use shepherd::model::needs_human::Obstacle;
 use shepherd::model::policy::Policy;
+use shepherd::model::power_order::Switch;
 use shepherd::model::process::{Lane, Process};
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::schedule::next_due;
@@ -230,11 +232,12 @@ impl Worker {
                 unchanged: self.random.random_bool(0.5),
             }],
             Process::Retirement => vec![FactChange::Retirement(RetirementChange::Cleared)],
+            Process::Power => vec![FactChange::Power(PowerChange::Ended)],
         }
     }
 
     async fn write_a_fact(&mut self) -> Result<(), BmdbError> {
-        let change = match self.random.random_range(0..11) {
+        let change = match self.random.random_range(0..13) {
             0 => hold("disk swap"),
             1..=2 => FactChange::HoldCleared,
             3 => FactChange::Quarantined("two of them".into()),
@@ -247,6 +250,12 @@ impl Worker {
                 wipe: self.random.random_bool(0.3),
             }),
             9 => FactChange::Retirement(RetirementChange::Cleared),
+            10 => FactChange::Power(PowerChange::Ordered {
+                switch: Switch::ALL[self.random.random_range(0..4)],
+                reason: "a new kernel".into(),
+                by: "kim".into(),
+            }),
+            11 => FactChange::Power(PowerChange::Begun(IntentId::generate())),
             _ => FactChange::Heartbeat(NewHeartbeat {
                 boot_id: "b".into(),
                 incarnation: "i".into(),

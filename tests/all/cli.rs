@@ -840,6 +840,7 @@ async fn no_list_or_search_reads_the_whole_fleet() -> TestResult {
          INSERT INTO machine_agent_heartbeat SELECT machine_id, now(), 'b', 'i', 1, 'v' FROM machine;
          INSERT INTO machine_hardware_report SELECT machine_id, now(), 'i', ''::BYTEA, 'm', 'p', 's', 1, 1 FROM machine;
          INSERT INTO machine_labels SELECT machine_id, '{\"row\": \"7\"}' FROM machine;
+         INSERT INTO machine_priority SELECT machine_id, 'low', 'r', 'kim', now() FROM machine;
          INSERT INTO history (machine_id, at, event) SELECT machine_id, now(), 'Ready' FROM machine;
          ANALYZE",
     )

@@ -3,9 +3,11 @@
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
+use shepherd::bmdb::change::FactChange;
 use shepherd::bmdb::each::Each;
 use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::listing::Filter;
+use shepherd::bmdb::retirement::RetirementChange;
 use shepherd::bmdb::selection::{Given, RPC, Selection};
 use shepherd::bmdb::tags::tags;
 use shepherd::model::access::Scope;
@@ -64,8 +66,17 @@ async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_end
         |key: &'static str, selection| kit.bmdb.order_many(order(key, false), selection, HOLD, "kim".into());
     let held = "SELECT count(*) FROM machine_hold";
 
-    let dry = kit.bmdb.order_many(order("dry", true), of(&["rack"], 0), HOLD, "kim".into()).await?;
-    assert_eq!((dry.outcomes.len(), &dry.refusal, kit.count(held).await?), (3, &None, 0));
+    let dry = async |expected| {
+        let selection = Selection { expected, ..of(&["rack"], 0) };
+        kit.bmdb.order_many(order("dry", true), selection, HOLD, "kim".into()).await
+    };
+    for (expected, refused) in [(None, None), (Some(3), None), (Some(2), Some("2 were expected"))] {
+        let dry = dry(expected).await?;
+        let said = dry.refusal.unwrap_or_default();
+        assert_eq!((dry.outcomes.len(), kit.count(held).await?), (3, 0));
+        assert_eq!(said.is_empty(), refused.is_none(), "{expected:?}: {said}");
+        assert!(said.contains(refused.unwrap_or_default()), "{expected:?}: {said}");
+    }
     assert_eq!(refusal(give("few", of(&["rack"], 2)).await)?, "OTHER_COUNT");
     assert_eq!(refusal(give("five", of(&["rack", "other"], 5)).await)?, "TOO_MANY");
     assert_eq!(refusal(give("all", of(&[], 5)).await)?, "EVERYBODY");
@@ -96,6 +107,25 @@ async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_end
     assert_eq!(kit.count(told).await?, 1, "the audit has that it went beyond the limits");
     kit.database.advance(std::time::Duration::from_mins(61)).await?;
     assert_eq!(give("later", of(&["other"], 2)).await?.outcomes.len(), 2, "an hour later there is room");
+    Ok(())
+}
+
+#[tokio::test]
+async fn retired_machines_are_meant_only_by_whoever_names_them() -> TestResult {
+    let kit = Kit::new("orders_about_retired").await?;
+    let machines = kit.provided(3, "rack").await?;
+    let requested = RetirementChange::Requested { reason: "old".into(), by: "kim".into(), wipe: false };
+    let changes = [requested, RetirementChange::Finished("gone".into())].map(FactChange::Retirement);
+    kit.change(machines[0], changes.to_vec()).await?;
+    for (phases, expected) in
+        [(&[][..], 2), (&["Provided"], 2), (&["retired"], 1), (&["Retired", "Provided"], 3)]
+    {
+        let phases = phases.iter().map(|&phase| phase.to_owned()).collect();
+        let filter = Filter { phases, ..of(&["rack"], 0).filter };
+        let selection = Selection { filter, expected: None, ..of(&[], 0) };
+        let dry = kit.bmdb.order_many(order("dry", true), selection, HOLD, "kim".into()).await?;
+        assert_eq!(dry.outcomes.len(), expected, "{dry:?}");
+    }
     Ok(())
 }
 

@@ -27,7 +27,7 @@ const SHORT: [&str; 4] = [
     "--recovery_ladder=restart-agent:15s:1,reboot:20s:1,power-cycle:20s:1",
 ];
 
-async fn ready(test_name: &str, machines: usize, flags: &[&str]) -> Result<(Fleet, Program)> {
+pub(crate) async fn ready(test_name: &str, machines: usize, flags: &[&str]) -> Result<(Fleet, Program)> {
     let count = machines.to_string();
     let simulator = ["--machines", &count, "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start(test_name, &simulator).await?;

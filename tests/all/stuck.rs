@@ -168,7 +168,12 @@ async fn machines_that_are_stuck_in_ten_ways_are_told_why() -> TestResult {
     })
     .await?;
     fleet.strike("sim-0008", "kill").await?;
-    golden("budget", &why(&fleet, "sim-0008", "Silent", &["why the budget"]).await?);
+    let said = why(&fleet, "sim-0008", "Silent", &["why the budget"]).await?;
+    golden("budget", &said);
+    // Nothing is begun any more, so that what was begun is what was counted.
+    let begun = "SELECT count(*) FROM intent WHERE kind = 'restart-agent'";
+    let begun: i64 = sqlx::query_scalar(begun).fetch_one(&fleet.pool).await?;
+    assert!(begun >= 3 && said.contains(&format!("used up ({begun} in ")), "{begun} were begun:\n{said}");
     bmdb.change_policy("test", |policy| {
         policy.recovery_brake.fraction = 0.1;
         policy.recovery_brake.at_least = 1;

@@ -40,9 +40,10 @@ use crate::manager::control_loop::panic_text;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
 use crate::manager::metrics::ManagerMetrics;
-use crate::manager::provisioner::plan::{Limits, ProvisionPlan, plan_provisioning};
+use crate::manager::provisioner::plan::{Limits, ProvisionPlan, lacks_any, note_leaving, plan_provisioning};
 use crate::manager::updater::details_of;
 use crate::model::breaker::Open;
+use crate::model::facts::MachineFacts;
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::pause::Loop;
 use crate::providers::provider::{CALL_LIMIT, Provider, ProviderError, ProviderMachine};
@@ -204,7 +205,7 @@ async fn pass(
     }
     // The BMDB first: a machine that is recorded between the two readings is then listed and
     // unknown at the worst, and recording it again finds it.
-    let known = bmdb.known_machines(name).await?;
+    let mut known = bmdb.known_machines(name).await?;
     let left_alone = |open: Open| PassError::LeftAlone { provider: name.to_owned(), reason: open.reason };
     let listed = settings.breaker.admit().map_err(left_alone)?.ask(Call::List, provider.list()).await;
     // Frozen meanwhile: what was heard is old, and another shepherd's to say.
@@ -222,6 +223,9 @@ async fn pass(
     };
     bmdb.provider_listed(lease, kind, listed.len()).await?;
     failpoint::pass(LEASE, "listed");
+    if lacks_any(&listed, &known) {
+        note_leaving(&mut known, &bmdb.known_machines(name).await?);
+    }
     let creations = bmdb.open_creations(name).await?;
     let open: BTreeSet<IntentId> = creations.iter().map(|creation| creation.intent).collect();
     let (_, policy) = bmdb.policy();
@@ -405,15 +409,23 @@ async fn quarantine(
     machine: MachineId,
     reason: &str,
 ) -> Result<(), BmdbError> {
-    let reason = reason.to_owned();
-    tracing::warn!(%machine, reason, "quarantined");
-    bmdb.change_machine_under(lease, machine, move |_| Decision {
-        // The phase that follows is told with its reason.
-        changes: vec![FactChange::Quarantined(reason.clone())],
-        events: Vec::new(),
-        answer: (),
-    })
-    .await
+    let said = reason.to_owned();
+    let done =
+        bmdb.change_machine_under(lease, machine, move |snapshot| lost(&snapshot.facts, &said)).await?;
+    if done {
+        tracing::warn!(%machine, reason, "quarantined");
+    }
+    Ok(())
+}
+
+/// What becomes of a machine that its provider lost, and whether anything does: one that was told to leave since
+/// the comparison is looked after by the retirer, whom a quarantine would keep from it.
+fn lost(facts: &MachineFacts, reason: &str) -> Decision<bool> {
+    if facts.retirement.is_some() {
+        return Decision::default();
+    }
+    // The phase that follows is told with its reason.
+    Decision { changes: vec![FactChange::Quarantined(reason.to_owned())], events: Vec::new(), answer: true }
 }
 
 async fn clear_quarantine(bmdb: &Bmdb, lease: &NamedLease, machine: MachineId) -> Result<(), BmdbError> {
@@ -445,6 +457,20 @@ async fn tell_listed(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::facts::Retirement;
+    use crate::model::time::Timestamp;
+
+    #[test]
+    fn machine_that_was_told_to_leave_meanwhile_is_not_quarantined() {
+        let at = Timestamp::from_timestamp(1_800_000_000, 0).unwrap();
+        let mut facts = MachineFacts::unknown(MachineId::generate(), at);
+        let decided = lost(&facts, "it is not listed");
+        assert_eq!(decided.changes, [FactChange::Quarantined("it is not listed".into())]);
+        assert!(decided.answer);
+        facts.retirement = Some(Retirement::new("old".into(), "kim".into(), at));
+        let decided = lost(&facts, "it is not listed");
+        assert!(decided.changes.is_empty() && !decided.answer);
+    }
 
     #[test]
     fn a_provider_is_asked_for_as_long_as_nobody_else_can_have_looked_after_the_intent() {

@@ -46,6 +46,24 @@ pub struct ProvisionPlan {
 /// Begins every reason for quarantine that a later list can explain.
 const LOST: &str = "the provider does not list it";
 
+/// Whether the list lacks somebody who is to be in it.
+#[must_use]
+pub fn lacks_any(listed: &[ProviderMachine], known: &[KnownMachine]) -> bool {
+    let ids: BTreeSet<&str> = listed.iter().map(|machine| machine.id.as_str()).collect();
+    let mut missing = known.iter().filter(|machine| !ids.contains(machine.provider_id.as_str()));
+    missing.any(|machine| !machine.retiring && machine.quarantine.is_none())
+}
+
+/// Notes who is on the way out by what was read after the list. A list may take long, and who was given back
+/// meanwhile is in none: that is no discrepancy. Nobody is given back who was not on the way out before.
+pub fn note_leaving(known: &mut [KnownMachine], since: &[KnownMachine]) {
+    let leaving: BTreeSet<MachineId> =
+        since.iter().filter(|machine| machine.retiring).map(|machine| machine.machine).collect();
+    for machine in known {
+        machine.retiring |= leaving.contains(&machine.machine);
+    }
+}
+
 /// Compares a whole list with what is known.
 #[must_use]
 pub fn plan_provisioning(
@@ -235,6 +253,18 @@ mod tests {
         assert_eq!(plan(&list(0..2, &Usage::PossiblyUsed), &ours), ProvisionPlan::default(), "told once");
         let gone = plan(&list(1..2, &Usage::PossiblyUsed), &ours);
         assert_eq!(gone, ProvisionPlan { retired: vec![(ours[0].machine, false)], ..Default::default() });
+    }
+
+    #[test]
+    fn who_was_given_back_while_the_list_was_read_is_no_discrepancy() {
+        let mut ours = known(0..10);
+        let half = list(5..10, &Usage::PossiblyUsed);
+        assert!(lacks_any(&half, &ours) && !lacks_any(&list(0..10, &Usage::PossiblyUsed), &ours));
+        let mut since = ours.clone();
+        since[..5].iter_mut().for_each(|machine| (machine.retiring, machine.retired) = (true, true));
+        note_leaving(&mut ours, &since);
+        assert!(!lacks_any(&half, &ours));
+        assert_eq!(plan(&half, &ours), ProvisionPlan::default());
     }
 
     #[test]

@@ -237,8 +237,11 @@ impl Tally {
         for process in &machine.backoffs {
             *self.sample.backoffs.entry(known_process(process)).or_default() += 1;
         }
-        self.add_facts(machine);
-        self.add_place(machine);
+        // What is retired is only a record: its last heartbeat grows older for ever, and nobody is to mind.
+        if machine.phase != Phase::Retired.as_str() {
+            self.add_facts(machine);
+            self.add_place(machine);
+        }
     }
 
     /// A timer that came due is looked at before anybody may claim it, and nearly always moved.
@@ -278,11 +281,7 @@ impl Tally {
     }
 
     fn add_place(&mut self, machine: &SeenMachine) {
-        let gone = [Phase::Retired.as_str()];
-        let Some(provider) = machine.provider.clone().filter(|_| !gone.contains(&machine.phase.as_str()))
-        else {
-            return;
-        };
+        let Some(provider) = machine.provider.clone() else { return };
         let location = machine.location.as_deref().map(readable_place).unwrap_or_default();
         let place = self.places.entry((provider.clone(), location.clone())).or_insert_with(|| Place {
             provider,

@@ -100,6 +100,19 @@ fn heartbeats_count_by_their_age_and_only_of_machines_with_an_agent() {
 }
 
 #[test]
+fn retired_machine_is_counted_in_its_phase_and_nowhere_else() {
+    let retired = SeenMachine { held: true, heartbeat_at: Some(at(-900_000)), ..machine("Retired") };
+    let nowhere = SeenMachine { provider: None, ..retired.clone() };
+    let sample = count(&[retired, nowhere]);
+    assert_eq!(sample.phases["Retired"].machines, 2);
+    assert!(sample.facts.values().all(|machines| *machines == 0), "{:?}", sample.facts);
+    assert_eq!(sample.heartbeat_ages, count(&[]).heartbeat_ages);
+    assert!(sample.places.is_empty());
+    // On its way out it is there.
+    assert_eq!(count(&[machine("Retiring")]).facts["agent-started"], 1);
+}
+
+#[test]
 fn hardware_is_added_up_by_place_and_places_are_bounded() {
     let elsewhere = |location: String| SeenMachine { location: Some(location), ..machine("Ready") };
     let mut machines = vec![machine("Ready"), machine("Ready"), machine("Retired")];

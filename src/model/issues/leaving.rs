@@ -1,10 +1,11 @@
 //! What is wrong with a machine on its way out, or out: that it does not leave.
 
-use crate::model::facts::Retirement;
+use crate::model::facts::{Retirement, wait_of};
 use crate::model::issues::evidence::{Evidence, MachineEvidence};
 use crate::model::issues::{Issue, Kind};
+use crate::model::pause::{Loop, holding};
 use crate::model::process::Process;
-use crate::model::retirement::{Step, next};
+use crate::model::retirement::{Step, next, waits_for};
 use crate::model::shell_words;
 use crate::model::telling::rough;
 use crate::model::time::between;
@@ -23,14 +24,10 @@ fn stuck(machine: &MachineEvidence, retirement: &Retirement, evidence: &Evidence
     let present = next(retirement, &evidence.policy);
     let overdue = present.deadline.filter(|deadline| *deadline <= evidence.at);
     let stage = present.stage;
-    let failed = machine.facts.backoffs.get(&Process::Retirement);
-    let held = machine.facts.hold.as_ref().filter(|hold| hold.holds_at(evidence.at));
-    let why = match (&present.step, failed, held) {
-        (Step::Over, ..) => return None,
-        (Step::Stuck { why }, ..) => (*why).to_owned(),
-        (_, _, Some(hold)) => format!("{} holds it: {}", hold.by, hold.reason),
-        (_, Some(failed), None) => failed.cause.clone(),
-        (_, None, None) => "no shepherd that runs a retirer and knows its provider has come to it".to_owned(),
+    let why = match &present.step {
+        Step::Over => return None,
+        Step::Stuck { why } => (*why).to_owned(),
+        Step::Release | Step::ReleaseAgain(_) => waits(machine, retirement, evidence),
     };
     let late = match (overdue, &present.step) {
         (Some(deadline), _) => format!(", overdue for {}", rough(between(deadline, evidence.at))),
@@ -48,6 +45,25 @@ fn stuck(machine: &MachineEvidence, retirement: &Retirement, evidence: &Evidence
     );
     let said = format!("its retirement stands at the stage {stage}{late}: {why}");
     Some(Issue::of(Kind::RetirementStuck, &machine.name(), said, Some(present.since), remedy))
+}
+
+/// What keeps its provider from taking it back, the nearest first.
+fn waits(machine: &MachineEvidence, retirement: &Retirement, evidence: &Evidence) -> String {
+    let (facts, now) = (&machine.facts, evidence.at);
+    if let Some(hold) = facts.hold.as_ref().filter(|hold| hold.holds_at(now)) {
+        return format!("{} holds it: {}", hold.by, hold.reason);
+    }
+    let provider = facts.provided.as_ref().map_or("", |provided| provided.provider.as_str());
+    if let Some(pause) = holding(&evidence.pauses, Loop::Retirer, provider, now).next() {
+        return format!("{} (`{}`)", pause.sentence(now), pause.resume());
+    }
+    if let Some((_, reason)) = wait_of(facts, Process::Retirement) {
+        return reason;
+    }
+    if !evidence.sessions.iter().any(|session| session.component == Loop::Retirer.as_str()) {
+        return "no shepherd runs a retirer".to_owned();
+    }
+    waits_for(retirement, &next(retirement, &evidence.policy))
 }
 
 /// It is retired, and its provider has it in its list all the same.

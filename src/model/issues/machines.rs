@@ -17,11 +17,15 @@ const LOSSES: i64 = 3;
 
 /// Everything of this kind.
 pub(super) fn found(evidence: &Evidence) -> Vec<Issue> {
-    let machines = evidence.machines.iter().filter(|machine| !machine.is_leaving());
-    machines.flat_map(|machine| of_machine(machine, evidence)).collect()
+    evidence.machines.iter().flat_map(|machine| of_machine(machine, evidence)).collect()
 }
 
 fn of_machine(machine: &MachineEvidence, evidence: &Evidence) -> Vec<Issue> {
+    if let Some(retirement) = &machine.facts.retirement {
+        // Its provider is not told to take it back before this is settled.
+        let told = newer_fence(machine).filter(|_| retirement.finished_at.is_none());
+        return told.filter(|_| machine.newer_fence.is_some()).into_iter().collect();
+    }
     let rules = [
         needs_human(machine),
         host_key_changed(machine),

@@ -153,6 +153,23 @@ const CASES: &[Case] = &[
         &[],
     ),
     (
+        "being retired, and it has seen newer orders",
+        |e| {
+            e.machines[0].newer_fence = Some(NewerFence { heard: at(1), fence: 20 });
+            e.machines[0].facts.retirement = Some(retiring(NOW));
+        },
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "retired, and it had seen newer orders",
+        |e| {
+            e.machines[0].newer_fence = Some(NewerFence { heard: at(1), fence: 20 });
+            let over = Retirement { finished_at: Some(at(2)), ..retiring(1) };
+            e.machines[0].facts.retirement = Some(over);
+        },
+        &[],
+    ),
+    (
         "an hour on its way out",
         |e| e.machines[0].facts.retirement = Some(retiring(NOW - 3600)),
         &[("retirement-stuck", "rack-a/1")],
@@ -392,6 +409,54 @@ fn what_is_wrong_is_found_and_nothing_else() {
             assert!(!issue.evidence.is_empty() && !issue.remedy.is_empty(), "{name}: {issue:#?}");
             assert_eq!(issue.page, format!("docs/issues/{}.md", issue.id), "{name}");
         }
+    }
+}
+
+#[test]
+fn machine_that_does_not_leave_is_told_with_what_keeps_it() {
+    let put_off = |reason: &str| Postponement {
+        until: at(NOW + 1),
+        reason: reason.to_owned(),
+        decided_at: String::new(),
+    };
+    let told = |change: &dyn Fn(&mut Evidence)| {
+        let mut evidence = well();
+        evidence.machines[0].facts.retirement = Some(retiring(NOW - 3600));
+        change(&mut evidence);
+        let found = issues(&evidence);
+        let stuck = found.iter().find(|issue| issue.id == "retirement-stuck");
+        stuck.map(|issue| issue.evidence.clone()).unwrap_or_default()
+    };
+    let works =
+        |e: &mut Evidence| e.sessions.push(SessionEvidence { component: "retirer".into(), ..session("b") });
+    let postponed = |e: &mut Evidence| {
+        works(e);
+        let wait = put_off("the budget to give machines back is used up (100 in 10m)");
+        e.machines[0].facts.postponements.insert(Process::Retirement, wait);
+    };
+    for (name, expected, said) in [
+        ("nobody", "no shepherd runs a retirer", told(&|_| {})),
+        ("not come to yet", "its provider is to take it back", told(&works)),
+        ("put off", "the budget to give machines back is used up", told(&postponed)),
+        (
+            "paused",
+            "the retirer of rack-a was paused by kim",
+            told(&|e| {
+                postponed(e);
+                e.pauses = vec![Pause { of: Loop::Retirer, ..paused(NOW) }];
+            }),
+        ),
+        (
+            "failed",
+            "no route to host",
+            told(&|e| {
+                fail(e, 1);
+                let failed = e.machines[0].facts.backoffs.remove(&Process::Recovery).unwrap();
+                e.machines[0].facts.backoffs.insert(Process::Retirement, failed);
+            }),
+        ),
+    ] {
+        assert!(said.contains(expected), "{name}: {said}");
     }
 }
 

@@ -265,8 +265,11 @@ impl<'a> Future<'a> {
         passing.enter(due.phase.as_str(), self.now);
         let under_way = std::mem::take(&mut passing.stored_mut(lane)?.working);
         let name = name_of(&passing.facts);
-        let done = step::obeyed(&mut self.fleet, machine, process, self.policy, self.now);
+        let mut done = step::obeyed(&mut self.fleet, machine, process, self.policy, self.now);
         let passing = &mut self.fleet.machines[machine];
+        if let Some(said) = passing.facts.priority.as_ref().filter(|said| said.holds_at(self.now)) {
+            done.what = format!("{} ({}, by {})", done.what, said.level, said.by);
+        }
         if done.falls_silent {
             passing.speaks = false;
         }

@@ -3,11 +3,12 @@
 //! The loops learn this from the world and write it down; here the world does as it is told. What is
 //! written down is built by the functions that the loops use, where a decision is in it.
 
-use crate::model::disturb::{Refusal, may_disturb, may_release};
+use crate::model::disturb::{Refusal, may_disturb, may_release, may_switch};
 use crate::model::facts::{AgentStarted, Heartbeat, MachineFacts, NeedsHuman, Postponement};
 use crate::model::needs_human::Obstacle;
 use crate::model::plan::fleet::{Fleet, provider_of};
 use crate::model::policy::{Disturbance, Policy, Rung};
+use crate::model::power_order::{self, Next, Switch, Way};
 use crate::model::process::Process;
 use crate::model::recovery::{
     RecoveryPlan, Steps, begun, hold_back, plan_recovery, reenrolled, taken, tried,
@@ -60,6 +61,7 @@ pub(crate) fn obeyed(
         }
         Process::Recovery => recover(fleet, machine, policy, now),
         Process::Retirement => give_back(fleet, machine, policy, now),
+        Process::Power => switch(fleet, machine, policy, now),
     }
 }
 
@@ -81,6 +83,51 @@ fn give_back(fleet: &mut Fleet, machine: usize, policy: &Policy, now: Timestamp)
         retirement.finished_at = Some(now);
     }
     Done { falls_silent: true, ..Done::new("give it back to its provider") }
+}
+
+/// Its power is switched as a person ordered.
+fn switch(fleet: &mut Fleet, machine: usize, policy: &Policy, now: Timestamp) -> Done {
+    let Some(order) = fleet.machines[machine].facts.power_order.clone() else { return Done::default() };
+    let next = power_order::next(&order, Way::Provider, policy, now);
+    let step = order.switch.disturbance();
+    // What no budget counts is asked about with any.
+    let circumstances = fleet.circumstances(machine, step.unwrap_or(Disturbance::PowerCycle), policy, now);
+    let facts = &mut fleet.machines[machine].facts;
+    if let Next::GiveUp(why) = next {
+        facts.power_order = None;
+        finish(facts, Process::Power);
+        return Done::new(format!("give up to {}: {why}", order.switch.phrase()));
+    }
+    if let Err(Refusal { reason, ask_again: until }) =
+        may_switch(facts, order.switch, &circumstances, policy, now)
+    {
+        let wait = Postponement { until, reason: reason.clone(), decided_at: String::new() };
+        facts.postponements.insert(Process::Power, wait);
+        return Done::new(format!("put it off: {reason}"));
+    }
+    let ladder = power_order::ladder_after(facts, &order, policy, now);
+    let watched = ladder.is_some();
+    match ladder {
+        Some((recovery, rung)) => {
+            facts.recovery = Some(taken(recovery, rung, power_order::note(&order), now));
+            facts.needs_human = None;
+        }
+        None if order.switch == Switch::Off => facts.recovery = None,
+        None => {}
+    }
+    let has_address = facts.provided.as_ref().is_some_and(|provided| provided.address.is_some());
+    facts.power_order = None;
+    finish(facts, Process::Power);
+    let (id, provider) = (facts.machine, provider_of(facts));
+    if let Some(step) = step.filter(|_| order.begun.is_none()) {
+        fleet.disturb(id, &provider, step, now);
+    }
+    Done {
+        what: order.switch.phrase().to_owned(),
+        // What recovery watches gets its agent at the next look; elsewhere the one that it has starts by itself.
+        reports: order.switch.reboots() && !(watched && has_address),
+        falls_silent: true,
+    }
 }
 
 /// A report of the machine's agent comes in.

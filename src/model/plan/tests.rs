@@ -1,9 +1,12 @@
 //! Futures of small fleets.
 
 use super::*;
-use crate::model::facts::{Acted, AgentStarted, Heartbeat, Hold, HoldScope, Provided, Recovery, Retirement};
+use crate::model::facts::{
+    Acted, AgentStarted, Heartbeat, Hold, HoldScope, PowerOrder, Provided, Recovery, Retirement,
+};
 use crate::model::newer_fence::NewerFence;
 use crate::model::policy::Budget;
+use crate::model::power_order::Switch;
 use crate::model::provider_status::ProviderStatus;
 
 fn at(seconds: i64) -> Timestamp {
@@ -143,6 +146,31 @@ fn machine_is_given_back_once_and_then_nothing_happens_to_it() {
             row(400, 2, "Retirement", "give it back"),
         ]
     );
+}
+
+#[test]
+fn machine_is_switched_by_order_and_watched_until_it_is_back() {
+    let ordered = |number, switch, asked| {
+        let mut facts = heard(number, 0);
+        let (reason, by) = ("a new kernel".into(), "kim".into());
+        facts.power_order = Some(PowerOrder { switch, reason, by, at: at(asked), begun: None });
+        facts
+    };
+    let policy = Policy::default();
+    let minutes = i64::try_from(policy.power_order_timeout.0.as_secs() / 60).unwrap();
+    let machines = vec![
+        ordered(1, Switch::Reboot, 0),
+        ordered(2, Switch::Off, 0),
+        ordered(3, Switch::Cycle, -60 * minutes),
+    ];
+    let rows = future(&fleet(machines, policy), 2);
+    let of = |machine| rows.iter().filter(|row| row.1 == machine).cloned().collect::<Vec<_>>();
+    let first = of(1);
+    assert_eq!(first[0], row(0, 1, "Power", "reboot it"));
+    assert!(first[1..].iter().any(|row| row.2 == "Recovery" && row.3 == "put the role"), "{first:?}");
+    assert!(first.last().is_some_and(|row| row.3 == "end its reco"), "{first:?}");
+    assert_eq!(of(2)[0], row(0, 2, "Power", "switch it of"));
+    assert_eq!(of(3)[0], row(0, 3, "Power", "give up to s"));
 }
 
 #[test]

@@ -16,19 +16,22 @@ pub(super) fn advice(view: &MachineView, due: &Due, word: &str, now: Timestamp) 
     for pause in paused(view, due, now) {
         add(pause.resume(), "when the pause has served its purpose: what came due meanwhile is then begun");
     }
-    let refused = view.host_keys.as_ref().and_then(|keys| keys.refused.as_ref());
+    // On its way out it waits for nobody to bring it back.
+    let stays = facts.retirement.is_none();
+    let needs_human = stays && facts.needs_human.is_some();
+    let refused = view.host_keys.as_ref().and_then(|keys| keys.refused.as_ref()).filter(|_| stays);
     if let Some((offered, _)) = refused {
         add(
             format!("shepherdctl allow host-key {word} --fingerprint {}", offered.fingerprint()),
             "once you know that this key is the machine's own (on its console: ssh-keygen -lf \
              /etc/ssh/ssh_host_ed25519_key.pub)",
         );
-        if facts.needs_human.is_some() {
+        if needs_human {
             add(format!("shepherdctl retry {word}"), "when it shows the pinned key again");
         }
     }
     let held = facts.hold.as_ref().is_some_and(|hold| hold.holds_at(now));
-    if facts.needs_human.is_some() && !held {
+    if needs_human && !held {
         add(
             format!("shepherdctl hold {word} --reason 'WHAT FOR'"),
             "before you lay hands on it, so that nothing is ordered of it meanwhile",
@@ -40,7 +43,7 @@ pub(super) fn advice(view: &MachineView, due: &Due, word: &str, now: Timestamp) 
     if facts.quarantine.is_some() {
         add(format!("shepherdctl release {word} --quarantine"), "when provider and BMDB agree again");
     }
-    if facts.needs_human.is_some() && refused.is_none() {
+    if needs_human && refused.is_none() {
         add(format!("shepherdctl timeline {word}"), "to see what was tried");
         let when = match obstacle(facts) {
             Some(Obstacle::LoginRefused) => "when that line is in place: everything begins anew",
@@ -85,4 +88,66 @@ fn leaving(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advice> {
         });
     }
     advice
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::model::facts::{AgentStarted, Heartbeat, MachineFacts, NeedsHuman, Retirement};
+    use crate::model::ids::MachineId;
+    use crate::model::machine_view::MachineView;
+    use crate::model::needs_human::Obstacle;
+    use crate::model::policy::Policy;
+    use crate::model::time::Timestamp;
+    use crate::model::why::explain;
+
+    #[test]
+    fn machine_on_its_way_out_waits_for_nobody_to_bring_it_back() {
+        let at = |seconds: i64| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
+        let mut facts = MachineFacts::unknown(MachineId::generate(), at(0));
+        facts.agent_started = Some(AgentStarted { at: at(0), public_key: vec![1], boot_id: None, fence: 1 });
+        facts.heartbeat =
+            Some(Heartbeat { at: at(95), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 });
+        facts.needs_human = Some(NeedsHuman {
+            since: at(1),
+            reason: "tried in vain".into(),
+            obstacle: Obstacle::LadderExhausted,
+            heard_since: Some(at(90)),
+        });
+        let why = |facts: &MachineFacts| {
+            explain(&MachineView {
+                facts: facts.clone(),
+                at: at(100),
+                policy: Arc::new(Policy::default()),
+                policy_version: 1,
+                lanes: Vec::new(),
+                host_keys: None,
+                brakes: Vec::new(),
+                pauses: Vec::new(),
+                open_sessions: 1,
+                newer_fence: None,
+            })
+        };
+        let stays = why(&facts);
+        assert_eq!(stays.obstacle.as_deref(), Some("ladder-exhausted"));
+        assert!(stays.deadline.is_some_and(|deadline| deadline.then.contains("taken back")));
+        assert_eq!(stays.advice.len(), 3, "{:?}", stays.advice);
+
+        let mut retirement = Retirement::new("old".into(), "kim".into(), at(50));
+        facts.retirement = Some(retirement.clone());
+        let leaves = why(&facts);
+        assert_eq!(leaves.obstacle, None);
+        assert!(leaves.deadline.is_some_and(|deadline| deadline.then.contains("overdue")));
+        let commands: Vec<&str> = leaves.advice.iter().map(|advice| advice.command.as_str()).collect();
+        assert!(
+            matches!(commands[..], [one] if one.starts_with("shepherdctl retire cancel ")),
+            "{commands:?}"
+        );
+
+        retirement.finished_at = Some(at(60));
+        facts.retirement = Some(retirement);
+        let out = why(&facts);
+        assert_eq!((out.obstacle, out.deadline, out.advice), (None, None, Vec::new()));
+    }
 }

@@ -142,14 +142,20 @@ pub fn explain(view: &MachineView) -> Why {
     }
 }
 
-/// What stands in our way, where something does.
+/// What stands in our way, where something does. In the way out of a machine stands nothing of all that.
 fn obstacle(facts: &MachineFacts) -> Option<&Obstacle> {
+    if facts.retirement.is_some() {
+        return None;
+    }
     let waiting = facts.needs_human.as_ref().map(|fact| &fact.obstacle);
     waiting.or_else(|| facts.recovery.as_ref()?.obstacle.as_ref())
 }
 
 /// A machine that waits for a person and reports needs none for much longer.
 fn taken_back(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Option<Deadline> {
+    if facts.retirement.is_some() {
+        return None;
+    }
     let then = "it is taken back without a person, if its agent goes on reporting".to_owned();
     Some(Deadline { at: healed_at(facts, policy, now)?, then })
 }

@@ -38,6 +38,7 @@ pub(super) fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String
         }
     }
     notes.extend(hold_of(facts, due, now));
+    notes.extend(facts.priority.as_ref().filter(|said| said.holds_at(now)).map(|said| said.sentence(now)));
     notes.extend(silence(facts, due, now));
     notes.extend(brakes(view, due, now));
     if let Some(lane) = lane_of(view, Lane::Access) {

@@ -57,11 +57,16 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Machines/Retry", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/Quarantine", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/Label", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/Prioritize", Role::Operator, About::Machines),
     // Beyond the limits of the policy an admin's alone, which the call sees to.
     rule("shepherd.fleet.v1.Orders/Give", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/AllowHostKey", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Machines/Retire", Role::Operator, About::Machines),
+    // With a wipe pending an admin's alone, which the call sees to.
     rule("shepherd.fleet.v1.Machines/CancelRetire", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/Reboot", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/Power", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Machines/CancelPower", Role::Operator, About::Machines),
     // What it leaves undone is undone for good.
     rule("shepherd.fleet.v1.Machines/Waive", Role::Admin, About::Machines),
     rule("shepherd.fleet.v1.Sessions/List", Role::Viewer, About::Fleet),
@@ -72,6 +77,10 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Loops/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Loops/Pause", Role::Operator, About::Fleet),
     rule("shepherd.fleet.v1.Loops/Resume", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.Approvals/List", Role::Viewer, About::Fleet),
+    rule("shepherd.fleet.v1.Approvals/Approve", Role::Admin, About::Fleet),
+    rule("shepherd.fleet.v1.Budgets/List", Role::Viewer, About::Fleet),
+    rule("shepherd.fleet.v1.Budgets/Set", Role::Admin, About::Fleet),
     rule("shepherd.fleet.v1.Policy/Get", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Plan/Get", Role::Viewer, About::Machines),
     rule("shepherd.fleet.v1.Issues/List", Role::Viewer, About::Fleet),

@@ -90,6 +90,7 @@ pub fn machine(listed: &Listed) -> v1::Machine {
         manufacturer: listed.manufacturer.clone(),
         product: listed.product.clone(),
         labels: line.labels.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
+        priority: line.priority.clone(),
     }
 }
 

@@ -24,12 +24,13 @@ use uuid::Uuid;
 use crate::bmdb::audit::Actor;
 use crate::bmdb::credential::{self, Credential, Presented};
 use crate::bmdb::look::Looks;
+use crate::bmdb::metrics::{ByCall, ByRpc, Metrics};
 use crate::model::access::{Role, Scope};
 use crate::model::time::Rate;
-use crate::server::api::access::{Needs, may, rule_of};
+use crate::server::api::access::{Needs, RULES, may, rule_of};
 use crate::server::api::door::good::Good;
 use crate::server::api::listener::{ApiPeer, Places};
-use crate::server::api::refusal::{of_bmdb, refused, too_often};
+use crate::server::api::refusal::{code_name, of_bmdb, refused, too_often};
 use crate::server::callback_service::CallRates;
 
 mod good;
@@ -81,17 +82,23 @@ pub struct Door {
     by_credential: CallRates,
     good: Good,
     public: Arc<Places>,
+    metrics: Metrics,
     stop: CancellationToken,
 }
 
 impl Door {
     /// A door of a fleet's API until `stop`, which looks through `looks`.
     #[must_use]
-    pub fn new(looks: Looks, rates: ApiRates, stop: CancellationToken) -> Self {
+    pub fn new(looks: Looks, rates: ApiRates, metrics: Metrics, stop: CancellationToken) -> Self {
+        for rule in RULES {
+            drop(metrics.api_calls.get_or_create(&ByCall { rpc: rule.rpc, code: code_name(Code::Ok) }));
+            drop(metrics.api_call_seconds.get_or_create(&ByRpc { rpc: rule.rpc }));
+        }
         Self {
             looks,
             good: Good::default(),
             public: Places::new(PUBLIC_CALLS),
+            metrics,
             stop,
             by_source: CallRates::new(rates.source),
             by_credential: CallRates::new(rates.credential),
@@ -137,8 +144,19 @@ impl Door {
         let admitted = self.judge(rpc, headers, peer.certificate).await;
         if let Err(status) = &admitted {
             tracing::debug!(rpc, address = %peer.address, code = ?status.code(), "a call was refused");
+            self.answered(rpc, status.code(), None);
         }
         admitted
+    }
+
+    /// Counts an answer, with how long it took when anything was done for it.
+    fn answered(&self, rpc: &str, code: Code, took: Option<Duration>) {
+        // Whatever else somebody calls would be a name of their choice.
+        let Some(rule) = rule_of(rpc) else { return };
+        self.metrics.api_calls.get_or_create(&ByCall { rpc: rule.rpc, code: code_name(code) }).inc();
+        if let Some(took) = took {
+            self.metrics.api_call_seconds.get_or_create(&ByRpc { rpc: rule.rpc }).observe(took.as_secs_f64());
+        }
     }
 
     async fn judge(
@@ -267,7 +285,11 @@ pub async fn guard(State(door): State<Arc<Door>>, mut request: Request, next: Ne
     }
     // Not for the services' eyes, nor for what they may log.
     request.headers_mut().remove(header::AUTHORIZATION);
-    next.run(request).await
+    let (rpc, began) = (request.uri().path().trim_start_matches('/').to_owned(), Instant::now());
+    let response = next.run(request).await;
+    let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
+    door.answered(&rpc, code, Some(began.elapsed()));
+    response
 }
 
 /// Lets a call in that was heard.

@@ -25,12 +25,13 @@ use crate::server::api::convert::{self, at, moment};
 use crate::server::api::describe;
 use crate::server::api::door::caller;
 use crate::server::api::fleet::drop_surplus;
-use crate::server::api::many::{after_of, labelling, scope_of};
+use crate::server::api::many::{after_of, labelling, level_of, priority_ends, scope_of};
 use crate::server::api::orders::{Said, answer};
 use crate::server::api::pages;
 use crate::server::api::refusal::{of_bmdb, wrong};
 use crate::server::api::retiring;
 use crate::server::api::site::Site;
+use crate::server::api::switching;
 use crate::server::api::watch;
 
 /// Machines that a page of a list looks at, about: with any filter, it costs no more than that.
@@ -237,6 +238,21 @@ impl Machines for MachinesService {
         self.order_each(&request, &asked.machine, said, each).await
     }
 
+    async fn prioritize(
+        &self,
+        request: Request<v1::PrioritizeRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let asked = request.get_ref();
+        let level = level_of(&asked.level)?;
+        let until = match &asked.until {
+            None => None,
+            Some(v1::prioritize_request::Until::At(said)) => Some(priority_ends(*said)?),
+            Some(v1::prioritize_request::Until::After(said)) => Some(after_of(said)?),
+        };
+        let said = Said { rpc: PRIORITIZE, request: asked, order: asked.order.as_ref() };
+        self.order_each(&request, &asked.machine, said, Each::Prioritize { level, until }).await
+    }
+
     async fn allow_host_key(
         &self,
         request: Request<v1::AllowHostKeyRequest>,
@@ -271,6 +287,24 @@ impl Machines for MachinesService {
     async fn waive(&self, request: Request<v1::WaiveRequest>) -> Result<Response<v1::OrderResponse>, Status> {
         retiring::waive(&self.site, &request).await
     }
+
+    async fn reboot(
+        &self,
+        request: Request<v1::RebootRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        switching::reboot(&self.site, &request).await
+    }
+
+    async fn power(&self, request: Request<v1::PowerRequest>) -> Result<Response<v1::OrderResponse>, Status> {
+        switching::power(&self.site, &request).await
+    }
+
+    async fn cancel_power(
+        &self,
+        request: Request<v1::CancelPowerRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        switching::cancel(&self.site, &request).await
+    }
 }
 
 const HOLD: &str = "shepherd.fleet.v1.Machines/Hold";
@@ -278,6 +312,7 @@ const RELEASE: &str = "shepherd.fleet.v1.Machines/Release";
 const RETRY: &str = "shepherd.fleet.v1.Machines/Retry";
 const QUARANTINE: &str = "shepherd.fleet.v1.Machines/Quarantine";
 const LABEL: &str = "shepherd.fleet.v1.Machines/Label";
+const PRIORITIZE: &str = "shepherd.fleet.v1.Machines/Prioritize";
 const ALLOW_HOST_KEY: &str = "shepherd.fleet.v1.Machines/AllowHostKey";
 
 impl MachinesService {

@@ -8,10 +8,14 @@ use crate::bmdb::selection::{Outcome, RPC, Selection};
 use crate::model::access::Role;
 use crate::model::facts::HoldScope;
 use crate::model::label::{Labels, check_key, check_value};
+use crate::model::power_order::Switch;
+use crate::model::priority::Level;
+use crate::model::process::UnknownName;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::give_orders_request::What;
 use crate::proto::fleet::v1::hold_each;
 use crate::proto::fleet::v1::orders_server::Orders;
+use crate::proto::fleet::v1::prioritize_each;
 use crate::server::api::convert::{moment, name};
 use crate::server::api::door::caller;
 use crate::server::api::machines::filter_of;
@@ -93,6 +97,16 @@ fn each_of(what: Option<&What>) -> Result<Each, Status> {
         Some(What::Retry(_)) => Each::Retry,
         Some(What::Quarantine(_)) => Each::Quarantine,
         Some(What::Retire(retire)) => Each::Retire { wipe: retire.wipe },
+        Some(What::Reboot(_)) => Each::Power(Switch::Reboot),
+        Some(What::Power(power)) => Each::Power(switch_of(&power.action)?),
+        Some(What::Prioritize(said)) => Each::Prioritize {
+            level: level_of(&said.level)?,
+            until: match &said.until {
+                None => None,
+                Some(prioritize_each::Until::At(said)) => Some(priority_ends(*said)?),
+                Some(prioritize_each::Until::After(said)) => Some(after_of(said)?),
+            },
+        },
         Some(What::Label(label)) => {
             let set = label.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
             labelling(set, label.remove.clone())?
@@ -108,6 +122,24 @@ pub(super) fn scope_of(said: &str) -> Result<HoldScope, Status> {
             wrong("scope", format!("{said:?} is no scope of a hold; write everything, power or recovery"))
         }),
     }
+}
+
+/// What is ordered of power: everything but a reboot, which is an order of its own.
+pub(super) fn switch_of(said: &str) -> Result<Switch, Status> {
+    said.parse().ok().filter(|switch| *switch != Switch::Reboot).ok_or_else(|| {
+        wrong("action", format!("{said:?} is nothing that can be done to power; write on, off or cycle"))
+    })
+}
+
+/// A place among the others.
+pub(super) fn level_of(said: &str) -> Result<Level, Status> {
+    said.parse().map_err(|error: UnknownName| wrong("level", error.to_string()))
+}
+
+/// The moment at which a priority ends.
+pub(super) fn priority_ends(said: prost_types::Timestamp) -> Result<Until, Status> {
+    let ends = moment(said).ok_or_else(|| wrong("at", "the priority is to end at a moment that is none"))?;
+    Ok(Until::At(ends))
 }
 
 /// A while after which a hold ends.

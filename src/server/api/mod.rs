@@ -26,7 +26,9 @@
 //! credential is refused by the headers of his call, and nothing more of it is read.
 
 pub mod access;
+pub mod approvals;
 pub mod audits;
+pub mod budgets;
 pub mod convert;
 pub mod credentials;
 pub mod describe;
@@ -45,6 +47,7 @@ pub mod refusal;
 pub mod retiring;
 pub mod server;
 pub mod site;
+pub mod switching;
 pub mod texts;
 pub mod transcode;
 pub mod watch;

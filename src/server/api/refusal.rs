@@ -58,6 +58,12 @@ pub fn of_bmdb(error: BmdbError) -> Status {
         BmdbError::OrderRefused { reason, .. } => {
             refused(Code::FailedPrecondition, reason, error.to_string())
         }
+        BmdbError::SecondPerson(wanted) => {
+            let names = [("approval", wanted.approval.to_string()), ("idempotency_key", wanted.key.clone())];
+            let names = names.map(|(name, value)| (name.to_owned(), value));
+            let details = ErrorDetails::with_error_info("SECOND_PERSON", DOMAIN, HashMap::from(names));
+            Status::with_error_details(Code::FailedPrecondition, error.to_string(), details)
+        }
         BmdbError::NewerRules { .. } => refused(Code::FailedPrecondition, "NEWER_RULES", error.to_string()),
         BmdbError::UnknownOutcome(_) => {
             tracing::warn!(%error, "an order's outcome is unknown");
@@ -86,6 +92,30 @@ fn again(said: &str) -> Status {
     let mut details = ErrorDetails::with_retry_info(Some(Duration::from_secs(1)));
     details.set_error_info("TRY_AGAIN", DOMAIN, HashMap::new());
     Status::with_error_details(Code::Unavailable, said, details)
+}
+
+/// The name of a code, as googleapis' google/rpc/code.proto has it.
+#[must_use]
+pub const fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
 }
 
 #[cfg(test)]

@@ -35,8 +35,10 @@ pub async fn cancel(site: &Site, request: &Request<v1::CancelRetireRequest>) -> 
     let said = Said { rpc, request: asked, order: asked.order.as_ref() };
     let (who, reason) = who_and_why(request, asked.order.as_ref())?;
     let by = by(&who, Some(&reason));
-    let name = site.find(&caller(request)?, &asked.machine).await?;
-    order(site, request, &name, said, move |snapshot| retirement::cancel(snapshot, &by)).await
+    let caller = caller(request)?;
+    let role = caller.credential().role;
+    let name = site.find(&caller, &asked.machine).await?;
+    order(site, request, &name, said, move |snapshot| retirement::cancel(snapshot, &by, role)).await
 }
 
 /// `Machines.Waive`.
@@ -57,7 +59,7 @@ pub async fn waive(site: &Site, request: &Request<v1::WaiveRequest>) -> Answer {
 }
 
 /// Carries out an order about a machine, which may be refused for what it finds.
-async fn order<M: prost::Message>(
+pub(super) async fn order<M: prost::Message>(
     site: &Site,
     request: &Request<M>,
     name: &MachineName,

@@ -34,8 +34,10 @@ use crate::bmdb::look::Looks;
 use crate::bmdb::metrics::Metrics;
 use crate::bmdb::session::{Session, Sessions};
 use crate::proto::fleet::DESCRIPTORS;
+use crate::proto::fleet::v1::approvals_server::ApprovalsServer;
 use crate::proto::fleet::v1::audit_server::AuditServer;
 use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
+use crate::proto::fleet::v1::budgets_server::BudgetsServer;
 use crate::proto::fleet::v1::credentials_server::CredentialsServer;
 use crate::proto::fleet::v1::issues_server::IssuesServer;
 use crate::proto::fleet::v1::loops_server::LoopsServer;
@@ -48,7 +50,9 @@ use crate::proto::fleet::v1::schedule_server::ScheduleServer;
 use crate::proto::fleet::v1::sessions_server::SessionsServer;
 use crate::proto::fleet::v1::statistics_server::StatisticsServer;
 use crate::proto::fleet::v1::work_server::WorkServer;
+use crate::server::api::approvals::ApprovalsService;
 use crate::server::api::audits::AuditService;
+use crate::server::api::budgets::BudgetsService;
 use crate::server::api::credentials::CredentialsService;
 use crate::server::api::door::{ApiRates, Door, guard};
 use crate::server::api::fleet::FleetService;
@@ -151,7 +155,7 @@ pub async fn serve_api(
         DescriptorPool::decode(DESCRIPTORS).map_err(|error| ServerError::Contracts(error.to_string()))?;
     let looks = Looks::connect(&bmdb, settings.database_connections).await?;
     let first_looks = Looks::connect(&bmdb, settings.door_connections).await?;
-    let door = Arc::new(Door::new(first_looks.clone(), settings.rates, stop.clone()));
+    let door = Arc::new(Door::new(first_looks.clone(), settings.rates, metrics.clone(), stop.clone()));
     let site = Site {
         bmdb,
         looks: looks.clone(),
@@ -231,6 +235,14 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         )
         .add_service(
             LoopsServer::new(LoopsService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            ApprovalsServer::new(ApprovalsService { site: site.clone() })
+                .max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            BudgetsServer::new(BudgetsService { site: site.clone() })
+                .max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(
             OrdersServer::new(OrdersService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),

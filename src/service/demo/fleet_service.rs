@@ -50,6 +50,8 @@ pub(super) async fn start(
         "--updater_db_query_rate=20ms,20",
         "--retirer_loop_parallelism=4",
         "--retirer_db_query_rate=20ms,20",
+        "--switcher_loop_parallelism=4",
+        "--switcher_db_query_rate=20ms,20",
         "--outward_limit=10s",
         "--shutdown_grace=5s",
         "--metrics_listen_address=127.0.0.1:0",

@@ -55,6 +55,23 @@ async fn every_role_tries_every_call() -> TestResult {
         }
     }
     assert!(tried >= 80, "only {tried} were tried");
+    let counted = api.metrics.encode()?;
+    let calls = counted.lines().filter(|line| line.starts_with("shepherd_api_calls_total{"));
+    let values: Result<Vec<u64>, _> =
+        calls.map(|line| line.rsplit(' ').next().unwrap_or("").parse()).collect();
+    assert_eq!(
+        values?.into_iter().sum::<u64>(),
+        tried,
+        "each is counted once, however it was answered:\n{counted}"
+    );
+    for line in [
+        "shepherd_api_calls_total{rpc=\"shepherd.fleet.v1.Machines/List\",code=\"UNAUTHENTICATED\"} 1",
+        "shepherd_api_calls_total{rpc=\"shepherd.fleet.v1.Machines/List\",code=\"OK\"} 3",
+        "shepherd_api_call_seconds_count{rpc=\"shepherd.fleet.v1.Machines/List\"} 3",
+        "shepherd_api_calls_total{rpc=\"shepherd.fleet.v1.Credentials/Create\",code=\"PERMISSION_DENIED\"} 2",
+    ] {
+        assert!(counted.contains(line), "{line} is not in {counted}");
+    }
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 0, "nothing was ordered");
     Ok(api.stop().await?)
 }

@@ -140,6 +140,8 @@ async fn every_shepherd_gives_the_same_answer() -> TestResult {
         ("Backoffs/List", json!({})),
         ("Providers/List", json!({})),
         ("Loops/List", json!({})),
+        ("Approvals/List", json!({})),
+        ("Budgets/List", json!({})),
         ("Policy/Get", json!({})),
         ("Statistics/Get", json!({})),
         ("Credentials/WhoAmI", json!({})),

@@ -31,8 +31,10 @@ use crate::harness::postgres::TestDatabase;
 use crate::harness::program::PATIENCE;
 
 mod access;
+mod approvals;
 mod bundle;
 mod command_line;
+mod crowd;
 mod lists;
 mod orders;
 mod same_answers;
@@ -50,6 +52,7 @@ struct Api {
     keep: CancellationToken,
     keeper: JoinHandle<()>,
     directory: tempfile::TempDir,
+    metrics: Metrics,
 }
 
 /// A credential of the test's.
@@ -121,15 +124,16 @@ impl Api {
         let keeper = tokio::spawn(keeper.keep(&keep)?);
         let mut settings = settings(directory.path())?;
         change(&mut settings);
+        let metrics = Metrics::new();
         let server =
-            serve_api(bmdb.clone(), sessions.clone(), settings, Metrics::new(), stop.clone()).await?;
+            serve_api(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone()).await?;
         let authority = server.ca_certificates.first().context("a CA")?;
         let http = reqwest::Client::builder()
             .no_proxy()
             .tls_certs_only([reqwest::Certificate::from_der(authority)?])
             .timeout(Duration::from_mins(2))
             .build()?;
-        Ok(Self { database, bmdb, pool, sessions, server, http, stop, keep, keeper, directory })
+        Ok(Self { database, bmdb, pool, sessions, server, http, stop, keep, keeper, directory, metrics })
     }
 
     /// Ends it in order.

@@ -116,13 +116,19 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult
 /// A request of this call that can be carried out.
 fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Result<Value> {
     let mut body = match rpc {
-        "Machines/Hold" | "Machines/Release" | "Machines/Retry" | "Machines/CancelRetire" => {
+        "Machines/Hold"
+        | "Machines/Release"
+        | "Machines/Retry"
+        | "Machines/CancelRetire"
+        | "Machines/CancelPower"
+        | "Machines/Reboot"
+        | "Machines/Quarantine" => {
             json!({ "machine": machine })
         }
-        "Machines/Quarantine" => json!({ "machine": machine }),
+        "Machines/Power" => json!({ "machine": machine, "action": "cycle" }),
         "Machines/Label" => json!({ "machine": machine, "set": { "row": "7" } }),
         "Orders/Give" => {
-            json!({ "filter": { "tags": ["provided"] }, "machines": 1, "release": { "quarantine": true } })
+            json!({ "filter": { "tags": ["provided"] }, "machines": 2, "release": { "quarantine": true } })
         }
         "Machines/Retire" => json!({ "machine": machine, "wipe": true }),
         "Machines/Waive" => {
@@ -133,6 +139,9 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Credentials/Create" => json!({ "name": "kim", "role": "viewer" }),
         "Loops/Pause" => json!({ "name": "updater", "provider": "rack", "after": "2h" }),
         "Loops/Resume" => json!({ "name": "updater" }),
+        "Machines/Prioritize" => json!({ "machine": machine, "level": "urgent", "after": "2h" }),
+        "Approvals/Approve" => json!({ "approval": credential }),
+        "Budgets/Set" => json!({ "kind": "reboot", "most": 3, "window": "5m" }),
         "Credentials/Revoke" => json!({ "credential": credential }),
         other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
     };
@@ -148,9 +157,18 @@ fn key(byte: u8) -> HostKey {
 async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     let api = Api::start("api_audit").await?;
     let (admin, other) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
-    let machine = provided(&api.pool).await?;
+    let (machine, second) = (provided(&api.pool).await?, provided(&api.pool).await?);
     shown(&api, machine, 1).await?;
     refuse(&api, machine, 2).await?;
+    // Something to approve, under an id that this test knows.
+    sqlx::query(
+        "INSERT INTO approval (approval_id, actor, idempotency_key, rpc, request, target, reason, asked_at, expires_at)
+         VALUES ($1, 'lee@a', 'k', 'r', decode('00', 'hex'), 't', 'r', clock_timestamp(),
+                 clock_timestamp() + INTERVAL '1 hour')",
+    )
+    .bind(other.id)
+    .execute(&api.pool)
+    .await?;
     let mut tried = 0;
     for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
         for method in service.methods() {
@@ -158,7 +176,9 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
                 continue;
             }
             let rpc = format!("{}/{}", service.name(), method.name());
-            api.call(Some(&admin.token), &rpc, request(&rpc, machine, other.id)?).await?.ok()?;
+            // One that is to be rebooted cannot be switched otherwise.
+            let about = if rpc == "Machines/Power" { second } else { machine };
+            api.call(Some(&admin.token), &rpc, request(&rpc, about, other.id)?).await?.ok()?;
             let written: Option<(String, String, Option<uuid::Uuid>)> =
                 sqlx::query_as("SELECT reason, actor, credential_id FROM audit WHERE rpc = $1")
                     .bind(format!("{}/{}", service.full_name(), method.name()))
@@ -171,6 +191,31 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
         }
     }
     assert!(tried >= 11, "only {tried} calls take an order");
+    Ok(api.stop().await?)
+}
+
+/// Whoever cancels a retirement with a wipe can order one without.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wipe_that_was_ordered_is_called_off_by_an_admin_alone() -> TestResult {
+    let api = Api::start("api_wipe").await?;
+    let (operator, admin) =
+        (api.key(Role::Operator, &[], None).await?, api.key(Role::Admin, &[], None).await?);
+    let machine = provided(&api.pool).await?;
+    let retire =
+        |wipe: bool, key: &str| json!({ "machine": machine, "wipe": wipe, "order": order("sold", key) });
+    let cancel = |key: &str| json!({ "machine": machine, "order": order("it stays", key) });
+    api.call(Some(&admin.token), "Machines/Retire", retire(true, "1")).await?.ok()?;
+    for _ in 0..2 {
+        let refused = api.call(Some(&operator.token), "Machines/CancelRetire", cancel("2")).await?;
+        assert!(refused.message().contains("only an admin may cancel that"), "{refused:?}");
+    }
+    let wiped = "SELECT count(*) FROM machine_retirement WHERE wipe";
+    assert_eq!(api.count(wiped).await?, 1);
+    api.call(Some(&admin.token), "Machines/CancelRetire", cancel("3")).await?.ok()?;
+    assert_eq!(api.count(wiped).await?, 0);
+    api.call(Some(&operator.token), "Machines/Retire", retire(false, "4")).await?.ok()?;
+    let cancelled = api.call(Some(&operator.token), "Machines/CancelRetire", cancel("5")).await?.ok()?;
+    assert_eq!(cancelled["changed"], true);
     Ok(api.stop().await?)
 }
 

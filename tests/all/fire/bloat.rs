@@ -20,6 +20,7 @@ use shepherd::manager::housekeeping;
 use shepherd::manager::metrics::{HousekeepingMetrics, ManagerMetrics};
 use shepherd::manager::sampler;
 use shepherd::model::ids::ProcessId;
+use shepherd::model::policy::Disturbance;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::time::Span;
@@ -84,8 +85,8 @@ impl Rates {
             "work" => SESSIONS,
             "work_backoff" | "work_postponed" => self.machines * 3,
             "fleet_listening" => 16,
-            // Four budgets, a provider's, and the one for counting.
-            "named_lease" => 6,
+            // A budget for each disturbance, for orders and for releases; a provider's, and the one for counting.
+            "named_lease" => i64::try_from(Disturbance::ALL.len()).unwrap_or(i64::MAX) + 4,
             "fleet_sample" => self.steps * (SAMPLES_KEPT_DAYS + 1),
             "policy" | "bmdb_identity" | "provider_state" => 1,
             "sealed_secret" | "migration_lock" | "brake" => 2,

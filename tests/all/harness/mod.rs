@@ -7,6 +7,7 @@ pub(crate) mod fleet;
 pub(crate) mod line;
 pub(crate) mod memory;
 pub(crate) mod mode;
+pub(crate) mod ordering;
 pub(crate) mod port;
 pub(crate) mod postgres;
 pub(crate) mod program;

@@ -1,0 +1,13 @@
+-- What was asked for under a key, held until the end of this transaction; with whether the credential of whoever asked
+-- is still good. Who came without one has none to lose.
+SELECT a.approval_id, a.actor, a.credential_id, a.rpc, a.request, a.target, a.reason, a.asked_at, a.expires_at,
+       a.approved_by, a.approved_at, a.approve_reason, a.used_at,
+       (SELECT c.name FROM access_credential c WHERE c.credential_id = a.credential_id) AS credential_name,
+       (a.credential_id IS NULL OR EXISTS (
+           SELECT 1 FROM access_credential c
+           WHERE c.credential_id = a.credential_id AND c.revoked_at IS NULL
+             AND (c.expires_at IS NULL OR c.expires_at > clock_timestamp()))) AS "good!",
+       clock_timestamp() AS "now!"
+FROM approval a
+WHERE a.approval_id = $1
+FOR UPDATE

@@ -1,0 +1,1 @@
+DELETE FROM machine_priority WHERE machine_id = $1

@@ -1,0 +1,6 @@
+-- What was asked for long ago; as audit is.
+DELETE FROM approval a
+WHERE a.approval_id = ANY (ARRAY(
+    SELECT o.approval_id FROM approval o
+    WHERE o.asked_at < now() - $1::INT8 * INTERVAL '1 millisecond'
+    ORDER BY o.asked_at, o.approval_id LIMIT $2))

@@ -1,0 +1,101 @@
+//! Two admins through the API, and at two keyboards.
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+use shepherd::model::access::Role;
+
+use crate::api::command_line::Operator;
+use crate::api::{Answer, Api, order};
+use crate::harness::aloud::TestResult;
+
+/// The details of a refusal that say why, for programs.
+fn why(answer: &Answer) -> Value {
+    let details = answer.json["error"]["details"].as_array().cloned().unwrap_or_default();
+    let of = |detail: &Value| detail["@type"].as_str().is_some_and(|of| of.ends_with(".ErrorInfo"));
+    details.into_iter().find(of).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approves_it() -> TestResult {
+    let api = Api::start("api_second_person").await?;
+    api.bmdb.change_policy("test", |policy| policy.second_person.required = true).await?;
+    let first = api.key(Role::Admin, &[], None).await?;
+    let made = async |name: &str, key: &str| {
+        let body = json!({ "name": name, "role": "admin", "order": order("a test", key) });
+        let made = api.call(Some(&first.token), "Credentials/Create", body).await?.ok()?;
+        anyhow::Ok(made["token"].as_str().context("a token")?.to_owned())
+    };
+    let (kim, lee, kim_too) = (made("kim", "1").await?, made("lee", "2").await?, made("Kim", "3").await?);
+    let set =
+        |most: u32| json!({ "kind": "reboot", "most": most, "order": order("the feed is repaired", "k") });
+    let refused = api.call(Some(&kim), "Budgets/Set", set(3)).await?;
+    assert_eq!((refused.code, &refused.json["error"]["status"]), (400, &json!("FAILED_PRECONDITION")));
+    let info = why(&refused);
+    assert_eq!(
+        (&info["reason"], &info["metadata"]["idempotency_key"]),
+        (&json!("SECOND_PERSON"), &json!("k"))
+    );
+    let approval = info["metadata"]["approval"].as_str().context("an id")?.to_owned();
+    assert!(refused.message().contains(&approval) && refused.message().contains("key k"), "{refused:?}");
+
+    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let listed = api.call(Some(&viewer.token), "Approvals/List", json!({})).await?.ok()?;
+    let line = &listed["approvals"][0];
+    assert_eq!((&line["state"], &line["target"]), (&json!("waiting"), &json!("the budget reboot")));
+    let approve = |key: &str| json!({ "approval": approval, "order": order("I looked at it", key) });
+    for (token, key) in [(&kim, "a"), (&kim_too, "b")] {
+        let refused = api.call(Some(token), "Approvals/Approve", approve(key)).await?;
+        assert_eq!(why(&refused)["reason"], "SAME_PERSON", "{refused:?}");
+    }
+    api.call(Some(&lee), "Approvals/Approve", approve("c")).await?.ok()?;
+    let other = api.call(Some(&kim), "Budgets/Set", set(4)).await?;
+    assert_eq!(why(&other)["reason"], "NOT_AS_ASKED", "{other:?}");
+    let done = api.call(Some(&kim), "Budgets/Set", set(3)).await?.ok()?;
+    assert_eq!((&done["changed"], &done["after"]["most"]), (&json!(true), &json!(3.0)));
+    assert!(done["said"].as_str().is_some_and(|said| said.ends_with("; approved by lee")), "{done}");
+    assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc LIKE '%Approvals/Approve'").await?, 3);
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> TestResult {
+    let api = Api::start("api_second_person_typed").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    api.bmdb.change_policy("test", |policy| policy.second_person.required = true).await?;
+    for (direct, kind) in [(false, "reboot"), (true, "release")] {
+        let give = |arguments: &[&str]| if direct { kim.direct(arguments) } else { kim.ask(arguments) };
+        let typed = ["budget", "set", kind, "--most", "7", "--reason", "it's due"];
+        assert!(
+            give(&[&typed[..], &["--dry_run"]].concat())?.contains("is 7 in 10m"),
+            "a dry run needs nobody"
+        );
+        let said = give(&typed).err().context("it needs another admin")?.to_string();
+        let again = said.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
+        assert!(again.contains("budget set") && again.contains("'it'\\''s due'"), "{again}");
+        let key = again.rsplit(' ').next().context("the key")?;
+        let approval = said.split("shepherdctl approve ").nth(1).and_then(|rest| rest.split(' ').next());
+        let approval = approval.context("the approval")?;
+        let own = kim.direct(&["approve", approval, "--reason", "mine"]).err().context("one's own")?;
+        assert!(own.to_string().contains("somebody else has to approve it"), "{own}");
+        let dialect = api.database.mode().dialect().as_str();
+        let approved = kim
+            .command(&[
+                "--direct",
+                "--bmdb_dialect",
+                dialect,
+                "approve",
+                approval,
+                "--reason",
+                "looked at it",
+            ])
+            .env("SHEPHERD_BMDB_URL", api.database.url())
+            .env("USER", "lee")
+            .output()?;
+        assert!(approved.status.success(), "{approved:?}");
+        let done = give(&[&typed[..], &["--idempotency_key", key]].concat())?;
+        assert!(done.contains("is 7 in 10m") && done.contains("; approved by lee@"), "{done}");
+    }
+    assert!(kim.ask(&["get", "approvals"])?.contains("used"));
+    Ok(api.stop().await?)
+}

@@ -1,0 +1,196 @@
+//! Fifty programs that list machines without a pause, and twenty people who watch: the loops do not notice. A claim
+//! touches as many pages as without them, and no transaction of the loops has to be run again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use shepherd::bmdb::change::{FactChange, NewAgent};
+use shepherd::bmdb::claim::Claimed;
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::model::access::Role;
+use shepherd::model::process::Process;
+use shepherd::proto::fleet::v1::machines_client::MachinesClient;
+use shepherd::proto::fleet::v1::{MachineFilter, WatchMachinesRequest};
+use sqlx::{Connection as _, PgConnection};
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt as _;
+use tonic::Request;
+
+use crate::api::{Api, Key};
+use crate::bmdb_explain::{claimed_at, fill};
+use crate::bmdb_kit::{LONG, Shepherd, settings, surely, until};
+use crate::harness::aloud::TestResult;
+
+/// Of these one in a hundred waits for an agent.
+const MACHINES: usize = 20_000;
+const POLLERS: u64 = 50;
+const WATCHERS: u64 = 20;
+/// Claims of each of three turns.
+const CLAIMS: usize = 40;
+
+/// What the loops paid in one turn.
+#[derive(Debug)]
+struct Paid {
+    /// Pages that a claim of one machine touched: the middle of several.
+    buffers: i64,
+    /// Claims that found what they wanted in other hands.
+    contended: usize,
+    /// Transactions that had to be run again, and those that failed.
+    again: u64,
+}
+
+/// Transactions of that handle that were not done at the first try.
+fn again(shepherd: &Shepherd) -> Result<u64> {
+    let metrics = Metrics::new();
+    shepherd.bmdb.metrics().register(&metrics);
+    let text = metrics.encode()?;
+    let lines =
+        text.lines().filter(|line| line.contains("_transactions_total{") && !line.contains("\"done\""));
+    lines.map(|line| Ok(line.rsplit(' ').next().context("a value")?.parse::<u64>()?)).sum()
+}
+
+/// Claims machines one after the other and gives each an agent, and looks at what a claim touches.
+async fn turn(shepherd: &Shepherd, connection: &mut PgConnection, skip_locked: bool) -> Result<Paid> {
+    let before = again(shepherd)?;
+    let session = shepherd.session().await?;
+    let mut claimer = shepherd.claimer(Process::AgentStart, "rack-0");
+    let (mut contended, mut buffers) = (0, Vec::new());
+    let mut done = 0;
+    while done < CLAIMS {
+        match surely(&mut claimer, &session).await? {
+            Claimed::Work(work) => {
+                for work in work {
+                    let agent = NewAgent {
+                        public_key: vec![7; 32],
+                        boot_id: None,
+                        version: "1".into(),
+                        supervision: "systemd".into(),
+                        fence: work.fence(),
+                    };
+                    work.finish(vec![FactChange::AgentStarted(agent)], "done").await?;
+                    done += 1;
+                }
+            }
+            Claimed::Contended => contended += 1,
+            other => anyhow::bail!("nothing is due: {other:?}"),
+        }
+        if done % 4 == 0 {
+            buffers.push(claimed_at(connection, skip_locked).await?);
+        }
+    }
+    shepherd.sessions.close(&session, "done").await?;
+    buffers.sort_unstable();
+    let middle = *buffers.get(buffers.len() / 2).context("looks")?;
+    Ok(Paid { buffers: middle, contended, again: again(shepherd)? - before })
+}
+
+/// The crowd, until it is told to stop; with how many pages and lines it was given.
+struct Crowd {
+    stop: Arc<AtomicBool>,
+    pages: Arc<AtomicU64>,
+    told: Arc<AtomicU64>,
+    everybody: JoinSet<Result<()>>,
+}
+
+impl Crowd {
+    async fn gather(api: &Arc<Api>, keys: &[Key]) -> Result<Self> {
+        let (stop, pages, told) = (Arc::new(AtomicBool::new(false)), Arc::default(), Arc::default());
+        let mut crowd = Self { stop, pages, told, everybody: JoinSet::new() };
+        for (number, key) in (0..POLLERS).zip(keys.iter().cycle()) {
+            let (api, token, stop) = (api.clone(), key.token.clone(), crowd.stop.clone());
+            let pages = crowd.pages.clone();
+            crowd.everybody.spawn(async move {
+                let filter = match number % 4 {
+                    0 => json!({}),
+                    1 => json!({ "providers": [format!("rack-{}", number % 10)] }),
+                    2 => json!({ "phases": ["Provided"] }),
+                    _ => json!({ "tags": ["agent_started"] }),
+                };
+                let body = json!({ "filter": filter, "pageSize": 100 });
+                while !stop.load(Ordering::Relaxed) {
+                    api.call(Some(&token), "Machines/List", body.clone()).await?.ok()?;
+                    pages.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            });
+        }
+        for (_, key) in (0..WATCHERS).zip(keys.iter().cycle()) {
+            let filter = MachineFilter { phases: vec!["Provided".to_owned()], ..Default::default() };
+            let mut request =
+                Request::new(WatchMachinesRequest { filter: Some(filter), resume: String::new() });
+            request.metadata_mut().insert("authorization", format!("Bearer {}", key.token).parse()?);
+            let mut stream = MachinesClient::new(api.channel(None).await?).watch(request).await?.into_inner();
+            let (stop, told) = (crowd.stop.clone(), crowd.told.clone());
+            crowd.everybody.spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    // Whoever is told nothing for a while looks whether it is over.
+                    let wait = tokio::time::timeout(std::time::Duration::from_millis(200), stream.next());
+                    if let Ok(line) = wait.await {
+                        line.context("the watch ended")??;
+                        told.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Ok(())
+            });
+        }
+        Ok(crowd)
+    }
+
+    /// Waits until each has been given something since `pages` and `lines` were.
+    async fn until_busy(&self, pages: u64, lines: u64) -> Result<()> {
+        until("the crowd is served", async || {
+            Ok(self.pages.load(Ordering::Relaxed) >= pages && self.told.load(Ordering::Relaxed) >= lines)
+        })
+        .await
+    }
+
+    async fn leave(mut self) -> Result<(u64, u64)> {
+        self.stop.store(true, Ordering::Relaxed);
+        while let Some(ended) = self.everybody.join_next().await {
+            ended??;
+        }
+        Ok((self.pages.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed)))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn loops_pay_the_same_with_fifty_pollers_and_twenty_watchers() -> TestResult {
+    let api = Arc::new(Api::start_with("api_crowd", |settings| settings.connections = 400).await?);
+    let skip_locked = api.database.mode().has_skip_locked_and_notify();
+    let mut connection = PgConnection::connect(api.database.url()).await?;
+    fill(&mut connection, MACHINES).await?;
+    // One credential may have a quarter of the watches of a shepherd.
+    let mut viewers = Vec::new();
+    for _ in 0..5 {
+        viewers.push(api.key(Role::Viewer, &[], None).await?);
+    }
+    let shepherd = Shepherd::with(settings(&api.database, "loops", 4)?, LONG).await?;
+
+    let alone = turn(&shepherd, &mut connection, skip_locked).await?;
+    let crowd = Crowd::gather(&api, &viewers).await?;
+    crowd.until_busy(POLLERS, WATCHERS * 100).await?;
+    let pages = crowd.pages.load(Ordering::Relaxed);
+    let watched = turn(&shepherd, &mut connection, skip_locked).await?;
+    let during = crowd.pages.load(Ordering::Relaxed) - pages;
+    // Each claim moved a machine out of what is watched.
+    crowd.until_busy(pages, WATCHERS * (100 + CLAIMS as u64)).await?;
+    let (pages, told) = crowd.leave().await?;
+    let after = turn(&shepherd, &mut connection, skip_locked).await?;
+
+    println!(
+        "alone {alone:?}, watched {watched:?} ({during} of {pages} pages, {told} lines), after {after:?}"
+    );
+    assert!(during > 0, "nobody polled while machines were claimed");
+    let without = alone.buffers.max(after.buffers);
+    assert!(
+        watched.buffers * 10 <= without * 12,
+        "{watched:?} beside a crowd, {alone:?} and {after:?} without"
+    );
+    for paid in [&alone, &watched, &after] {
+        assert_eq!((paid.contended, paid.again), (0, 0), "{paid:?}");
+    }
+    shepherd.stop().await?;
+    Ok(Arc::into_inner(api).context("everybody has left")?.stop().await?)
+}

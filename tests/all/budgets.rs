@@ -1,0 +1,122 @@
+//! Budgets that people set, and brakes that they look at: through the API, in the database, and heeded by a loop
+//! that runs.
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
+use shepherd::bmdb::budget::{Bounds, bounds};
+use shepherd::bmdb::error::BmdbError;
+use shepherd::model::budget::{BudgetChange, BudgetKind};
+use shepherd::model::policy::Disturbance;
+use shepherd::model::time::Span;
+
+use crate::bmdb_kit::Kit;
+use crate::harness::aloud::TestResult;
+use crate::recovery::ready;
+
+fn order(key: Option<&str>, dry_run: bool) -> Order {
+    Order {
+        actor: Actor { name: "kim".to_owned(), credential: None },
+        rpc: "shepherd.fleet.v1.Budgets/Set".to_owned(),
+        target: "the budget reboot".to_owned(),
+        reason: "the feed is repaired".to_owned(),
+        idempotency_key: key.map(str::to_owned),
+        dry_run,
+        expected_version: None,
+        request: request_digest(b"set"),
+    }
+}
+
+async fn seen(kit: &Kit) -> Result<Bounds> {
+    kit.bmdb.read_policy().await?;
+    let (_, policy) = kit.bmdb.policy();
+    Ok(kit
+        .bmdb
+        .inspect(move |tx| {
+            let policy = policy.clone();
+            Box::pin(async move { bounds(tx, &policy).await })
+        })
+        .await?)
+}
+
+const REBOOT: BudgetKind = BudgetKind::Disturb(Disturbance::Reboot);
+
+#[tokio::test]
+async fn budget_is_set_once_tried_in_vain_written_down_and_counted() -> TestResult {
+    let kit = Kit::new("budgets_set").await?;
+    let change = |most, window| BudgetChange { most, window };
+    let version = kit.bmdb.read_policy().await?;
+    let dry = kit.bmdb.set_budget(order(None, true), REBOOT, change(Some(1), None)).await?;
+    assert!(dry.done.changed && dry.done.said.starts_with("is 1 in 10m (was 20 in 10m)"), "{dry:?}");
+    assert_eq!(kit.bmdb.read_policy().await?, version, "a dry run changed the policy");
+
+    let wanted = change(Some(2), Some(Span::hours(1)));
+    let given = kit.bmdb.set_budget(order(Some("k"), false), REBOOT, wanted).await?;
+    let again = kit.bmdb.set_budget(order(Some("k"), false), REBOOT, wanted).await?;
+    assert!(again.repeated && again.audit == given.audit, "{again:?}");
+    assert_eq!(kit.bmdb.read_policy().await?, version + 1, "it was set once");
+    let same = kit.bmdb.set_budget(order(None, false), REBOOT, wanted).await?;
+    assert_eq!((same.done.changed, kit.bmdb.read_policy().await?), (false, version + 1));
+    let refused = kit.bmdb.set_budget(order(None, false), REBOOT, change(None, Some(Span::default()))).await;
+    assert!(matches!(refused, Err(BmdbError::OrderRefused { reason: "NO_SUCH_BUDGET", .. })), "{refused:?}");
+    let (before, after): (Value, Value) =
+        sqlx::query_as("SELECT before, after FROM audit WHERE idempotency_key = 'k'")
+            .fetch_one(&kit.pool)
+            .await?;
+    assert_eq!((&before["most"], &after["most"], &after["window"]), (&20.into(), &2.into(), &"1h".into()));
+    let by: String = sqlx::query_scalar("SELECT written_by FROM policy").fetch_one(&kit.pool).await?;
+    assert_eq!(by, "kim");
+    let outcomes: Vec<String> =
+        sqlx::query_scalar("SELECT outcome FROM audit ORDER BY at").fetch_all(&kit.pool).await?;
+    assert_eq!(outcomes, ["changed", "changed", "unchanged", "refused"]);
+
+    // Three began, and two may: the next is free when the second newest of them leaves the window.
+    sqlx::query(
+        "INSERT INTO intent (intent_id, kind, provider, session_id, fence, detail, begun_at)
+         SELECT gen_random_uuid(), 'reboot', 'rack', gen_random_uuid(), 1, '',
+                clock_timestamp() - n * INTERVAL '10 minutes' FROM generate_series(1, 3) n",
+    )
+    .execute(&kit.pool)
+    .await?;
+    sqlx::query("INSERT INTO brake VALUES ('recovery', 'rack', 'brake: 6 of 9', clock_timestamp(), clock_timestamp())")
+        .execute(&kit.pool)
+        .await?;
+    let found = seen(&kit).await?;
+    let reboot = found.budgets.iter().find(|line| line.budget == "reboot").context("the budget")?;
+    assert_eq!((reboot.most, reboot.used, reboot.free), (Some(2), 3, false));
+    let free = (reboot.free_at.context("when")? - found.at).num_minutes();
+    assert!((39..=40).contains(&free), "in {free} minutes");
+    let release = found.budgets.iter().find(|line| line.budget == "release").context("the budget")?;
+    assert!(release.free && release.free_at.is_none() && release.used == 0, "{release:?}");
+    let holding: Vec<&str> =
+        found.brakes.iter().filter(|brake| brake.holds).map(|brake| brake.scope.as_str()).collect();
+    assert_eq!((found.brakes[0].scope.as_str(), holding), ("*", vec!["rack"]));
+    kit.database.advance(std::time::Duration::from_mins(41)).await?;
+    let found = seen(&kit).await?;
+    assert!(found.budgets.iter().all(|line| line.free), "{:?}", found.budgets);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn running_loop_heeds_a_budget_as_soon_as_it_is_set() -> TestResult {
+    let (fleet, _shepherd) = ready("budget_heeded", 2, &[]).await?;
+    let bmdb = fleet.database.bmdb().await?;
+    let set = async |most| {
+        let change = BudgetChange { most: Some(most), window: None };
+        let kind = BudgetKind::Disturb(Disturbance::RestartAgent);
+        bmdb.set_budget(order(None, false), kind, change).await.map(|carried| carried.done.said)
+    };
+    let said = set(0).await?;
+    assert!(said.starts_with("is 0 in 10m (was 100 in 10m)"), "{said}");
+    fleet.strike("sim-0001", "kill").await?;
+    fleet
+        .until(
+            "it is put off, because none may begin",
+            "SELECT count(*) = 1 FROM machine_due WHERE reason = 'the budget to restart the agent over SSH allows none'",
+        )
+        .await?;
+    assert!(fleet.holds("SELECT count(*) = 0 FROM intent WHERE kind = 'restart-agent'").await?);
+    set(1).await?;
+    fleet.until("it is helped", "SELECT count(*) = 1 FROM intent WHERE kind = 'restart-agent'").await?;
+    Ok(())
+}

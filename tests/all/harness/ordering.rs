@@ -1,0 +1,72 @@
+//! What operators type at a fleet's database, and where that leads its machines.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::harness::fleet::{Fleet, PATIENCE, Program};
+
+/// What `shepherdctl` answers: its exit code, and what it said.
+pub(crate) async fn ctl(fleet: &Fleet, line: &[&str]) -> Result<(Option<i32>, String)> {
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
+        .args(line)
+        .env_clear()
+        .env("USER", "kim")
+        .env("SHEPHERD_BMDB_URL", &fleet.bmdb_url)
+        .env("SHEPHERD_BMDB_DIALECT", fleet.database.mode().dialect().as_str())
+        .stdin(Stdio::null())
+        .output()
+        .await?;
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    Ok((output.status.code(), said.split_whitespace().collect::<Vec<_>>().join(" ")))
+}
+
+/// The same of a command that succeeds and says so.
+pub(crate) async fn says(fleet: &Fleet, line: &[&str], part: &str) -> Result<()> {
+    let (code, said) = ctl(fleet, line).await?;
+    ensure!(code == Some(0) && said.contains(part), "{line:?}: {code:?}, {said}");
+    Ok(())
+}
+
+/// The same of one that is refused.
+pub(crate) async fn refuses(fleet: &Fleet, line: &[&str], part: &str) -> Result<()> {
+    let (code, said) = ctl(fleet, line).await?;
+    ensure!(code == Some(2) && said.contains(part), "{line:?}: {code:?}, {said}");
+    Ok(())
+}
+
+/// Where a machine is in its life.
+pub(crate) async fn phase(fleet: &Fleet, id: &str) -> Result<String> {
+    let phase = "SELECT phase_index FROM machine_due JOIN machine_provided USING (machine_id)
+                 WHERE lane = 'access' AND provider_id = $1";
+    Ok(sqlx::query_scalar(phase).bind(id).fetch_one(&fleet.pool).await?)
+}
+
+pub(crate) async fn until_phase(fleet: &Fleet, id: &str, wanted: &str) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while phase(fleet, id).await? != wanted {
+        ensure!(Instant::now() < deadline, "{id} is never {wanted}\n{}", fleet.explain().await?);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
+/// Ends a shepherd, which must end well.
+pub(crate) async fn stop(fleet: &Fleet, mut shepherd: Program) -> Result<()> {
+    let status = shepherd.terminate().await?;
+    ensure!(status.code() == Some(0), "it ended with {status}\n{}", fleet.explain().await?);
+    Ok(())
+}
+
+/// Waits until a shepherd has died at the place that it was told to.
+#[cfg(debug_assertions)]
+pub(crate) async fn until_dead(fleet: &Fleet, place: &str, shepherd: &mut Program) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while shepherd.ended()?.is_none() {
+        ensure!(Instant::now() < deadline, "{place} is never passed\n{}", fleet.explain().await?);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}

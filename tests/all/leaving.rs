@@ -1,0 +1,278 @@
+//! Machines on their way out that are not where they are looked for: their provider does not know them, its list has
+//! lost them meanwhile, or the database that sent them away was restored.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, Result};
+use async_trait::async_trait;
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
+use shepherd::bmdb::change::FactChange;
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::bmdb::retirement::RetirementChange;
+use shepherd::bmdb::work::Decision;
+use shepherd::manager::breakers::{BreakerMetrics, ProviderBreaker};
+use shepherd::manager::control_loop::{ControlLoop as _, Handled};
+use shepherd::manager::limiter::Limiter;
+use shepherd::manager::metrics::ManagerMetrics;
+use shepherd::manager::provider_set::ProviderSet;
+use shepherd::manager::provisioner::plan::Limits;
+use shepherd::manager::provisioner::{self, ProvisionerSettings};
+use shepherd::manager::retirer::Retirer;
+use shepherd::model::ids::{IntentId, MachineId};
+use shepherd::model::policy::{Budget, Policy};
+use shepherd::model::process::Process;
+use shepherd::model::provider_status::{ProviderStatus, Usage};
+use shepherd::providers::provider::{
+    Creation, ErrorClass, PowerControl, Provider, ProviderError, ProviderMachine, ProviderName,
+    RebootControl, Release,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, until};
+use crate::harness::aloud::TestResult;
+
+/// A provider whose list has no more than these machines, and that gives others back while it is read. What it is
+/// told to take back it has just lost.
+struct Rack {
+    name: ProviderName,
+    listed: Vec<String>,
+    /// Whether machines can be given back to it.
+    takes_back: bool,
+    given_back: Vec<MachineId>,
+    bmdb: Bmdb,
+    lists: AtomicUsize,
+}
+
+impl Rack {
+    fn new(kit: &Kit) -> Result<Self> {
+        let (listed, given_back, lists) = (Vec::new(), Vec::new(), AtomicUsize::new(0));
+        Ok(Self {
+            name: "rack".parse()?,
+            listed,
+            takes_back: true,
+            given_back,
+            bmdb: kit.bmdb.clone(),
+            lists,
+        })
+    }
+}
+
+fn listed(id: &str) -> ProviderMachine {
+    ProviderMachine {
+        id: id.to_owned(),
+        usage: Usage::PossiblyUsed,
+        address: None,
+        ssh_port: None,
+        ssh_user: None,
+        location: None,
+        status: ProviderStatus::Unknown,
+        host_keys: Vec::new(),
+        intent: None,
+    }
+}
+
+/// That it is to leave, and what became of that.
+fn leaving(then: impl IntoIterator<Item = RetirementChange>) -> Vec<FactChange> {
+    let requested = RetirementChange::Requested { reason: "old".into(), by: "kim".into(), wipe: false };
+    [requested].into_iter().chain(then).map(FactChange::Retirement).collect()
+}
+
+#[async_trait]
+impl Provider for Rack {
+    fn name(&self) -> &ProviderName {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "scripted"
+    }
+
+    async fn list(&self) -> Result<Vec<ProviderMachine>, ProviderError> {
+        for machine in &self.given_back {
+            let left = [
+                RetirementChange::ReleaseOrdered(IntentId::generate()),
+                RetirementChange::Finished("gone".into()),
+            ];
+            let decide =
+                move |_: &_| Decision { changes: leaving(left.clone()), events: Vec::new(), answer: () };
+            let changed = self.bmdb.change_machine(*machine, decide).await;
+            changed.map_err(|error| ProviderError::new(ErrorClass::Transient, "rack", error.to_string()))?;
+        }
+        self.lists.fetch_add(1, Ordering::SeqCst);
+        Ok(self.listed.iter().map(|id| listed(id)).collect())
+    }
+
+    async fn look_at(&self, id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
+        Ok(self.listed.iter().find(|known| *known == id).map(|id| listed(id)))
+    }
+
+    fn creation(&self) -> Option<&dyn Creation> {
+        None
+    }
+
+    fn power(&self) -> Option<&dyn PowerControl> {
+        None
+    }
+
+    fn reboot(&self) -> Option<&dyn RebootControl> {
+        None
+    }
+
+    fn release(&self) -> Option<&dyn Release> {
+        self.takes_back.then_some(self as &dyn Release)
+    }
+}
+
+#[async_trait]
+impl Release for Rack {
+    async fn release(&self, id: &str, _intent: IntentId) -> Result<(), ProviderError> {
+        let sentence = format!("{id} is not in the list any more");
+        Err(ProviderError::new(ErrorClass::NotFound, "rack", sentence))
+    }
+}
+
+/// Who is unknown to its provider has left, and ends by the same questions and the same budget as any other; and
+/// while the provider's list cannot be right, it is not believed.
+#[tokio::test]
+async fn machine_that_its_provider_does_not_know_ends_as_guarded_as_any() -> TestResult {
+    // Whether it can be given back, and whether that it is gone is seen only then.
+    for (takes_back, late) in [(true, false), (false, false), (true, true)] {
+        let kit = Kit::new("leaving_unknown").await?;
+        let shepherd = Shepherd::start(&kit, "retirer", LONG).await?;
+        let machine = kit.provided(1, "rack").await?[0];
+        kit.change(machine, leaving([])).await?;
+        let session = shepherd.session().await?;
+        let lease = kit.bmdb.take_lease(&session, "provisioner", "rack").await?.context("it is free")?;
+        kit.bmdb.provider_listed(&lease, "scripted", 0).await?;
+        let listed = late.then(|| machine.to_string()).into_iter().collect();
+        let rack = Arc::new(Rack { listed, takes_back, ..Rack::new(&kit)? });
+        let retirer = Retirer { providers: ProviderSet::new(vec![rack]) };
+        let work = shepherd.claim_one(&session, Process::Retirement).await?;
+        let waits = async |part: &str| {
+            let handled = retirer.handle(&work).await.map_err(|error| anyhow::anyhow!(error.cause))?;
+            let Handled::PutOff { changes, reason, .. } = handled else {
+                anyhow::bail!("it is over: {handled:?}")
+            };
+            anyhow::ensure!(changes.is_empty() && reason.contains(part), "{reason}");
+            Ok(())
+        };
+        let intents = async || kit.count("SELECT count(*) FROM intent").await;
+
+        kit.change(machine, vec![FactChange::Quarantined("it may be theirs".into())]).await?;
+        waits("it is quarantined").await?;
+        kit.change(machine, vec![FactChange::QuarantineCleared]).await?;
+        let budget = |count: u32| {
+            let normal = Policy::default().release_budget;
+            kit.bmdb.change_policy("test", move |policy| policy.release_budget = Budget { count, ..normal })
+        };
+        budget(0).await?;
+        waits("the budget to give machines back allows none").await?;
+        budget(1).await?;
+        assert_eq!(intents().await?, 0, "nothing was ordered");
+
+        kit.bmdb.set_provisioner_brake(&lease, Some("brake: its list is empty")).await?;
+        waits("is not believed for now: its list is empty").await?;
+        let ordered =
+            kit.bmdb.snapshot(machine).await?.facts.retirement.context("it leaves")?.release.is_some();
+        assert_eq!(ordered, late, "it may still be told to stay");
+        kit.bmdb.set_provisioner_brake(&lease, None).await?;
+        let handled = retirer.handle(&work).await.map_err(|error| anyhow::anyhow!(error.cause))?;
+        let Handled::Finished { changes, detail } = handled else { panic!("{handled:?}") };
+        assert_eq!((changes.len(), detail.as_str()), (1, "provider rack does not know it any more"));
+        let told =
+            "SELECT count(*) FROM intent WHERE kind = 'release' AND outcome LIKE 'nothing was to be done: %'";
+        assert_eq!((intents().await?, kit.count(told).await?), (1, 1), "it counts, once, and is settled");
+        work.finish(changes, detail).await?;
+        shepherd.stop().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn machine_that_cannot_be_given_back_stays_and_may_be_told_to() -> TestResult {
+    let kit = Kit::new("leaving_known").await?;
+    let shepherd = Shepherd::start(&kit, "retirer", LONG).await?;
+    let machine = kit.provided(1, "rack").await?[0];
+    kit.change(machine, leaving([])).await?;
+    let rack = Rack { takes_back: false, listed: vec![machine.to_string()], ..Rack::new(&kit)? };
+    let retirer = Retirer { providers: ProviderSet::new(vec![Arc::new(rack)]) };
+    let session = shepherd.session().await?;
+    let work = shepherd.claim_one(&session, Process::Retirement).await?;
+    let refused = retirer.handle(&work).await.err().context("it has no way back")?;
+    assert!(refused.cause.contains("offers no way to give a machine back"), "{}", refused.cause);
+    assert_eq!(kit.count("SELECT count(*) FROM intent").await?, 0);
+    work.cancel("the test is over").await?;
+    Ok(shepherd.stop().await?)
+}
+
+/// A list may take long. Who was given back while it was read is no discrepancy.
+#[tokio::test]
+async fn machine_that_is_given_back_while_a_list_is_read_is_not_missed_in_it() -> TestResult {
+    let kit = Kit::new("leaving_meanwhile").await?;
+    let machines = kit.provided(2, "rack").await?;
+    let rack =
+        Rack { listed: vec![machines[1].to_string()], given_back: vec![machines[0]], ..Rack::new(&kit)? };
+    let (rack, shepherd) = (Arc::new(rack), Shepherd::start(&kit, "provisioner", LONG).await?);
+    let settings = ProvisionerSettings {
+        limits: Limits { max_machines: None, chunk: 2 },
+        reconciler: Limiter::new("50ms,1".parse()?),
+        creation: Limiter::new("1ms,50".parse()?),
+        breaker: ProviderBreaker::new("rack", BreakerMetrics::default()),
+        metrics: ManagerMetrics::register(&Metrics::new()),
+    };
+    let stop = CancellationToken::new();
+    let running =
+        tokio::spawn(provisioner::run(shepherd.sessions.clone(), rack.clone(), settings, stop.clone()));
+    // With the third list the first two passes are over.
+    until("three lists were read", async || Ok(rack.lists.load(Ordering::SeqCst) >= 3)).await?;
+    stop.cancel();
+    ended("the provisioner", running).await?;
+    assert_eq!(kit.count("SELECT count(*) FROM machine_quarantine").await?, 0, "it was missed");
+    assert_eq!(kit.count("SELECT count(*) FROM provider_state WHERE listed_at IS NOT NULL").await?, 1);
+    Ok(shepherd.stop().await?)
+}
+
+/// Who was on the way out when the backup was taken may have been told to stay since.
+#[tokio::test]
+async fn restored_database_keeps_whose_provider_was_not_told() -> TestResult {
+    let kit = Kit::new("retire_restored").await?;
+    let machines = kit.provided(3, "rack").await?;
+    let requested = RetirementChange::Requested { reason: "old".into(), by: "kim".into(), wipe: false };
+    let ordered = RetirementChange::ReleaseOrdered(IntentId::generate());
+    let over = RetirementChange::Finished("gone".into());
+    for (machine, then) in machines.iter().zip([None, Some(ordered), Some(over)]) {
+        let changes = [Some(requested.clone()), then].into_iter().flatten().map(FactChange::Retirement);
+        kit.change(*machine, changes.collect()).await?;
+    }
+    let order = Order {
+        actor: Actor { name: "kim".to_owned(), credential: None },
+        rpc: "restored".to_owned(),
+        target: "the BMDB".to_owned(),
+        reason: "the disk was lost".to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(&[]),
+    };
+    // Whoever was cut off gives nobody back, and says it again.
+    sqlx::raw_sql("ALTER TABLE audit ADD CONSTRAINT cut_off CHECK (rpc <> 'restored')")
+        .execute(&kit.pool)
+        .await?;
+    let cut_off = kit.bmdb.declare_restored(order.clone(), "the disk was lost").await;
+    assert!(cut_off.is_err(), "{cut_off:?}");
+    assert_eq!(kit.bmdb.snapshot(machines[0]).await?.facts.retirement, None);
+    sqlx::raw_sql("ALTER TABLE audit DROP CONSTRAINT cut_off").execute(&kit.pool).await?;
+    for _ in 0..2 {
+        kit.bmdb.declare_restored(order.clone(), "the disk was lost").await?;
+        let mut left = Vec::new();
+        for machine in &machines {
+            left.push(kit.bmdb.snapshot(*machine).await?.facts.retirement.is_some());
+        }
+        assert_eq!(left, [false, true, true]);
+    }
+    let told = "SELECT count(*) FROM history WHERE event = 'RetirementCancelled'";
+    assert_eq!((kit.count(told).await?, kit.sweep().await?), (1, 0));
+    Ok(())
+}
