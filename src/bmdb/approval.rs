@@ -1,7 +1,7 @@
 //! Orders that wait for another admin: asked for, approved, and carried out once.
 //!
 //! [`crate::model::second_person`] decides; this keeps what was asked for. An order that needs another admin is
-//! refused by [`gate`] in its own transaction, which is rolled back; [`crate::bmdb::audit`] then writes down that it
+//! refused by `gate` in its own transaction, which is rolled back; [`crate::bmdb::audit`] then writes down that it
 //! was asked for, with the line of the audit. Its row is known by who asked and their key, so that however often it
 //! is given meanwhile it is asked for once.
 //!
