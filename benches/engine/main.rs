@@ -22,6 +22,7 @@ mod memory;
 mod pickup;
 mod plot;
 mod polls;
+mod reads;
 mod report;
 mod server;
 
@@ -109,6 +110,8 @@ enum Part {
     Cycles,
     /// A snapshot held for a minute at full rate.
     Held,
+    /// What operators ask.
+    Reads,
 }
 
 impl Plan {
@@ -247,6 +250,12 @@ async fn measure_part(part: Part, plan: &Plan, server: &Server, report: &mut Rep
             measured?;
             cycles::measure_durable(plan, report).await
         }
+        Part::Reads => {
+            let fleet = Fleet::fill(server, plan.main_fleet).await?;
+            let measured = reads::measure(plan, &fleet, report).await;
+            fleet.close().await?;
+            measured
+        }
     }
 }
 
@@ -262,6 +271,7 @@ async fn measure(plan: &Plan, server: &Server, report: &mut Report) -> Result<()
     cycles::measure_durable(plan, report).await?;
     pickup::measure(plan, fleet, report).await?;
     heartbeats::measure(plan, server, fleet, report).await?;
+    reads::measure(plan, fleet, report).await?;
     for fleet in fleets {
         fleet.close().await?;
     }

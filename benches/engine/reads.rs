@@ -1,0 +1,198 @@
+//! What operators ask, through the API as they ask it: over TLS, with a token.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use secrecy::ExposeSecret as _;
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
+use shepherd::bmdb::credential::NewCredential;
+use shepherd::bmdb::metrics::Metrics;
+use shepherd::bmdb::secret::SecretsKey;
+use shepherd::model::access::{Role, Scope};
+use shepherd::proto::fleet::v1;
+use shepherd::proto::fleet::v1::machines_client::MachinesClient;
+use shepherd::proto::fleet::v1::statistics_client::StatisticsClient;
+use shepherd::server::api::door::ApiRates;
+use shepherd::server::api::server::{ApiServer, ApiSettings, serve_api};
+use shepherd::server::certificate::{CertificateSource, RenewalClock};
+use tokio_util::sync::CancellationToken;
+use tonic::Request;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+
+use crate::Plan;
+use crate::fleet::Fleet;
+use crate::report::{Report, Target, progress, quantile};
+
+/// Machines on a page.
+const PAGE: i32 = 100;
+/// Machines of the fleet that have a label, a place and a hold of their own.
+const MARKED: i64 = 200;
+
+/// Some machines that filters find: spread over the fleet, so that a page of them is not found at its beginning.
+const MARK: &str = "
+    WITH marked AS (
+        SELECT machine_id FROM bench_machine
+        WHERE n % GREATEST((SELECT count(*) FROM bench_machine) / $1, 1) = 0),
+    placed AS (
+        UPDATE machine_provided SET location = 'row 7' WHERE machine_id IN (SELECT machine_id FROM marked)),
+    labelled AS (
+        INSERT INTO machine_labels (machine_id, labels) SELECT machine_id, '{\"row\": \"7\"}' FROM marked)
+    INSERT INTO machine_hold (machine_id, scope, reason, held_by, held_at)
+    SELECT machine_id, 'power', 'measured', 'bench', now() FROM marked";
+
+/// An API and somebody who asks it.
+struct Asked {
+    server: ApiServer,
+    stop: CancellationToken,
+    channel: Channel,
+    token: MetadataValue<Ascii>,
+    _directory: tempfile::TempDir,
+}
+
+impl Asked {
+    async fn start(fleet: &Fleet) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let key = SecretsKey::open(&directory.path().join("secrets.key"))?;
+        let rate = || "1ms,10000".parse();
+        let settings = ApiSettings {
+            listen_address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            endpoints: Vec::new(),
+            certificate: CertificateSource::Shared(Arc::new(key)),
+            renewal: RenewalClock::default(),
+            rates: ApiRates { source: rate()?, credential: rate()? },
+            connections: 100,
+            watches: 20,
+            database_connections: 4,
+            door_connections: 2,
+        };
+        let (stop, metrics) = (CancellationToken::new(), Metrics::new());
+        let server =
+            serve_api(fleet.bmdb.clone(), fleet.sessions.clone(), settings, metrics, stop.clone()).await?;
+        let authority = server.ca_certificates.first().context("a CA")?;
+        let pem = format!(
+            "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
+            STANDARD.encode(authority)
+        );
+        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
+        let endpoint = Endpoint::from_shared(format!("https://{}", server.local_addr))?;
+        let channel = endpoint.tls_config(tls)?.connect().await?;
+        Ok(Self { server, stop, channel, token: token(fleet).await?, _directory: directory })
+    }
+
+    /// A request with the token.
+    fn with_token<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.metadata_mut().insert("authorization", self.token.clone());
+        request
+    }
+
+    /// A page of machines.
+    async fn page(&self, filter: v1::MachineFilter) -> Result<usize> {
+        let request =
+            v1::ListMachinesRequest { filter: Some(filter), page_size: PAGE, page_token: String::new() };
+        let answer = MachinesClient::new(self.channel.clone()).list(self.with_token(request)).await?;
+        Ok(answer.into_inner().machines.len())
+    }
+}
+
+async fn token(fleet: &Fleet) -> Result<MetadataValue<Ascii>> {
+    let order = Order {
+        actor: Actor { name: "bench".to_owned(), credential: None },
+        rpc: "bench".to_owned(),
+        target: "credential".to_owned(),
+        reason: "measured".to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(&[]),
+    };
+    let new = NewCredential {
+        name: "bench".to_owned(),
+        role: Role::Viewer,
+        scope: Scope::Everything,
+        expires_after: None,
+        certificate: None,
+    };
+    let made = fleet.bmdb.create_credential(order, new).await?;
+    let token = made.token.context("a token")?;
+    let mut value: MetadataValue<Ascii> = format!("Bearer {}", token.expose_secret()).parse()?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// What a page is of, and which machines that means.
+fn filters() -> [(&'static str, v1::MachineFilter); 6] {
+    let any = v1::MachineFilter::default;
+    [
+        ("all machines", any()),
+        ("one phase", v1::MachineFilter { phases: vec!["Ready".to_owned()], ..any() }),
+        ("one provider", v1::MachineFilter { providers: vec!["rack-3".to_owned()], ..any() }),
+        ("one place", v1::MachineFilter { locations: vec!["row 7".to_owned()], ..any() }),
+        ("those that are held", v1::MachineFilter { tags: vec!["hold".to_owned()], ..any() }),
+        ("one label", v1::MachineFilter { labels: vec!["row=7".to_owned()], ..any() }),
+    ]
+}
+
+/// Measures every question in turns with the others.
+pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> Result<()> {
+    report.section(
+        "What operators ask",
+        "Calls of the API over TLS with a token, one after the other, on the fleet of the sections above. Two hundred of its \
+         machines, spread over all of it, are held, have a label and stand at one place. A page has a hundred machines at \
+         the most, and ends before that when enough was looked at for one.",
+    )?;
+    let mut connection = fleet.patient().await?;
+    sqlx::query(MARK).bind(MARKED).execute(&mut *connection).await?;
+    connection.close().await?;
+    let asked = Asked::start(fleet).await?;
+    let machine: uuid::Uuid =
+        sqlx::query_scalar("SELECT machine_id FROM bench_machine ORDER BY n LIMIT 1 OFFSET 7")
+            .fetch_one(fleet.bmdb.pool())
+            .await?;
+    let mut took: Vec<(String, Vec<f64>)> = Vec::new();
+    for (name, _) in filters() {
+        took.push((format!("a page of {name}"), Vec::new()));
+    }
+    for name in ["why one is as it is", "what happened to one", "the fleet in figures"] {
+        took.push((name.to_owned(), Vec::new()));
+    }
+    progress("asking what operators ask")?;
+    for _ in 0..plan.polls {
+        let mut slots = took.iter_mut();
+        let mut put = |began: Instant| {
+            if let Some((_, took)) = slots.next() {
+                took.push(began.elapsed().as_secs_f64() * 1000.0);
+            }
+        };
+        for (name, filter) in filters() {
+            let began = Instant::now();
+            let found = asked.page(filter).await?;
+            put(began);
+            ensure!(found > 0 || name != "all machines", "a page of {name} is empty");
+        }
+        let mut machines = MachinesClient::new(asked.channel.clone());
+        let began = Instant::now();
+        machines.why(asked.with_token(v1::WhyRequest { machine: machine.to_string() })).await?;
+        put(began);
+        let request = v1::TimelineRequest { machine: machine.to_string(), ..v1::TimelineRequest::default() };
+        let began = Instant::now();
+        machines.timeline(asked.with_token(request)).await?;
+        put(began);
+        let began = Instant::now();
+        let mut statistics = StatisticsClient::new(asked.channel.clone());
+        statistics.get(asked.with_token(v1::GetStatisticsRequest {})).await?;
+        put(began);
+    }
+    for (name, took) in &took {
+        report.add(format!("{name}, median"), "ms", &[quantile(took, 0.5)], Target::None)?;
+        report.add(format!("{name}, 99 of 100 within"), "ms", &[quantile(took, 0.99)], Target::None)?;
+    }
+    asked.stop.cancel();
+    asked.server.ended().await;
+    Ok(())
+}
