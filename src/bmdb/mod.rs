@@ -85,6 +85,7 @@ pub mod selection;
 pub mod session;
 pub mod setup;
 pub mod silence;
+pub mod statistics;
 pub mod storage;
 pub mod sweeper;
 pub mod tags;

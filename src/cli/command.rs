@@ -17,6 +17,7 @@ use crate::cli::output::Output;
 use crate::cli::policy::PolicyCommand;
 use crate::cli::priority::Prioritize;
 use crate::cli::tokens::span;
+use crate::cli::top::Top;
 use crate::cli::watch::Watch;
 use crate::model::access::Role;
 use crate::model::facts::HoldScope;
@@ -163,6 +164,16 @@ Print the machines there are, and then a line for each that changes, until you e
 A shepherd tells it. When that one stops or dies, the watch goes on at the next server of the context."
     )]
     Watch(Watch),
+    /// Show the fleet on one page: machines by phase, how the loops get on, what takes longest
+    #[command(
+        after_help = examples::TOP,
+        long_about = "\
+Show the fleet on one page that is drawn anew every few seconds, until you end it (q).
+
+It shows machines by phase, how the loops get on, what is under way for longest, and what somebody should look at:
+brakes, pauses, providers that fail. Where standard output is no terminal, or with --once, the page is printed once."
+    )]
+    Top(Top),
     /// Show the rules that the fleet is run by
     #[command(subcommand)]
     Policy(PolicyCommand),

@@ -89,6 +89,13 @@ pub const ISSUES: &str = "\
 Example:
   shepherdctl issues -o json | jq -r '.issues[] | select(.severity == \"critical\") | .about'";
 
+/// `top`.
+pub const TOP: &str = "\
+Examples:
+  shepherdctl top
+  shepherdctl top --interval 10s
+  shepherdctl top --once -o json | jq '.phases[] | select(.over_deadline > 0)'";
+
 /// `watch`.
 pub const WATCH: &str = "\
 Examples:

@@ -386,7 +386,7 @@ pub fn page_of(limit: u32, listed: usize) -> i32 {
 }
 
 /// Cuts the line that was read too many, and says whether there was one.
-fn drop_surplus<T>(lines: &mut Vec<T>, limit: u32) -> bool {
+pub fn drop_surplus<T>(lines: &mut Vec<T>, limit: u32) -> bool {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let more = lines.len() > limit;
     lines.truncate(limit);

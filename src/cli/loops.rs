@@ -65,22 +65,31 @@ pub struct ResumeLoop {
     pub reason: Option<String>,
 }
 
-#[derive(Serialize)]
-struct LoopLine {
+/// A loop, over all shepherds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LoopLine {
+    /// Which, by name.
     #[serde(rename = "loop")]
-    of: String,
-    /// Open sessions of its workers, over all shepherds.
-    workers: i64,
-    pauses: Vec<PauseLine>,
+    pub of: String,
+    /// Open sessions of its workers.
+    pub workers: i64,
+    /// Pauses that hold.
+    pub pauses: Vec<PauseLine>,
 }
 
-#[derive(Serialize)]
-struct PauseLine {
-    provider: Option<String>,
-    reason: String,
-    by: String,
-    since: Timestamp,
-    until: Option<Timestamp>,
+/// A pause of a loop.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PauseLine {
+    /// Whose machines; `None` is everybody's.
+    pub provider: Option<String>,
+    /// Why.
+    pub reason: String,
+    /// Who paused it.
+    pub by: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// When it ends by itself.
+    pub until: Option<Timestamp>,
 }
 
 /// `get loops`.
@@ -124,7 +133,8 @@ fn rows(line: &LoopLine, now: Timestamp) -> Vec<Vec<String>> {
     line.pauses.iter().map(paused).collect()
 }
 
-fn line(said: v1::Loop) -> Result<LoopLine, CliError> {
+/// A loop, as the API tells of it.
+pub fn line(said: v1::Loop) -> Result<LoopLine, CliError> {
     let pauses = said.pauses.into_iter().map(|pause| {
         Ok(PauseLine {
             since: at(pause.since, "a pause's beginning")?,

@@ -43,6 +43,7 @@ pub mod shell;
 pub mod source;
 pub mod timeline;
 pub mod tokens;
+pub mod top;
 pub mod watch;
 pub mod why;
 pub mod yaml;

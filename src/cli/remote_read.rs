@@ -6,6 +6,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::bmdb::inspect::{HistoryLine, MachineLine, ProviderLine, SessionLine, WorkLine};
+use crate::bmdb::statistics::{Backlog, ClassCount, Counted, Pace, PhaseAge, Statistics};
 use crate::cli::error::CliError;
 use crate::model::machine_view::{BrakeLine, Holder, MachineName};
 use crate::model::phase::Phase;
@@ -130,6 +131,39 @@ pub fn brake(said: v1::Brake) -> Result<BrakeLine, CliError> {
         engaged_at: at(said.engaged_at, "a brake's beginning")?,
         seen_at: at(said.seen_at, "when a brake was seen")?,
     })
+}
+
+/// The fleet in figures.
+pub fn statistics(said: v1::GetStatisticsResponse) -> Result<Statistics, CliError> {
+    let counts = said.counts.into_iter().map(|count| {
+        let v1::PhaseCount { phase, provider, machines, at_least } = count;
+        ClassCount { phase, provider, machines, at_least }
+    });
+    let paces = said.paces.into_iter().map(|pace| {
+        let v1::Pace { process, finished, failed, put_off, lost, mean_seconds } = pace;
+        Pace { process, finished, failed, put_off, lost, mean_seconds }
+    });
+    Ok(Statistics {
+        counts: counts.collect(),
+        paces: paces.collect(),
+        counted: said.counted.map(counted).transpose()?,
+        at: at(said.at, "its moment")?,
+    })
+}
+
+fn counted(said: v1::FleetCount) -> Result<Counted, CliError> {
+    let phases = said.phases.into_iter().map(|of| PhaseAge {
+        phase: of.phase,
+        oldest_seconds: of.oldest_seconds,
+        over_deadline: of.over_deadline,
+    });
+    let waiting = said.waiting.into_iter().map(|of| Backlog {
+        process: of.process,
+        machines: of.machines,
+        oldest_seconds: of.oldest_seconds,
+    });
+    let at = at(said.at, "when the fleet was counted")?;
+    Ok(Counted { at, phases: phases.collect(), waiting: waiting.collect() })
 }
 
 /// A line of history.

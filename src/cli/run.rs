@@ -22,7 +22,7 @@ use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
     approvals, budgets, bundle, contexts, describe, dry_run, get, issues, loops, many, operate, output, plan,
-    policy, power, priority, restored, retire, shell, timeline, tokens, watch, why, yaml,
+    policy, power, priority, restored, retire, shell, timeline, tokens, top, watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -78,6 +78,13 @@ async fn answer(cli: &Cli, flags: Flags) -> Result<String, CliError> {
         // It has printed all that there is to say.
         return watch::watch(&source, filters, cli.output).await.map(|()| String::new());
     }
+    if let FleetCommand::Top(asked) = command
+        && top::is_drawn(asked, cli.output)
+    {
+        let shown = top::show(&source, asked).await;
+        source.close().await;
+        return shown.map(|()| String::new());
+    }
     let answer = ask(command, cli.output.format(), &source).await;
     source.close().await;
     match cli.output {
@@ -108,6 +115,7 @@ pub(crate) async fn ask(command: &FleetCommand, format: Format, source: &Source)
         FleetCommand::Plan(asked) => plan::plan(source, asked, format).await,
         FleetCommand::Policy(PolicyCommand::Get) => policy::get(source, format).await,
         FleetCommand::Watch(_) => Ok(String::new()),
+        FleetCommand::Top(_) => top::once(source, format).await,
         FleetCommand::Hold(hold) => operate::hold(source, hold, format).await,
         FleetCommand::Release(release) => operate::release(source, release, format).await,
         FleetCommand::Retry(retry) => operate::retry(source, retry, format).await,

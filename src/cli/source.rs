@@ -7,7 +7,8 @@ use crate::bmdb::connection::Bmdb;
 use crate::cli::error::CliError;
 use crate::cli::remote::Remote;
 
-/// Whom a command asks.
+/// Whom a command asks; cheap to clone.
+#[derive(Clone)]
 pub enum Source {
     /// The database.
     Direct(Bmdb),

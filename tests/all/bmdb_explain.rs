@@ -489,6 +489,7 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     let latest = include_str!("../../sql/sample/latest.sql");
     let latest = cost(connection, latest, |query| query.bind(None::<chrono::DateTime<chrono::Utc>>)).await?;
     check("looking for the newest count", &latest, 10);
+    check_paces(connection).await?;
     let budget = cost(connection, include_str!("../../sql/intent/used.sql"), |query| {
         query.bind("reboot").bind(600_000.0_f64)
     })
@@ -516,6 +517,27 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     })
     .await?;
     check("storing a hundred heartbeats", &batch, 5_000);
+    Ok(())
+}
+
+/// However much is done in a minute, its pace is told from its newest lines.
+async fn check_paces(connection: &mut PgConnection) -> anyhow::Result<()> {
+    sqlx::raw_sql(
+        "INSERT INTO history (machine_id, at, event, edge, lane, fence, process)
+         SELECT machine_id, clock_timestamp() - n * INTERVAL '2 ms' + (edge = 'end')::INT * INTERVAL '1 s',
+                CASE edge WHEN 'end' THEN 'Finished' ELSE 'Started' END, edge, 'access', n, 'AgentStart'
+         FROM (SELECT machine_id FROM machine LIMIT 1) m, generate_series(1, 50000) n,
+              (VALUES ('start'), ('end')) e (edge);
+         ANALYZE history",
+    )
+    .execute(&mut *connection)
+    .await?;
+    let pace = include_str!("../../sql/inspect/pace.sql");
+    for providers in [vec![], vec!["rack-3", "rack-4"]] {
+        let paces =
+            cost(connection, pace, |query| query.bind(60_000.0_f64).bind(2_000_i64).bind(providers.clone()));
+        check("telling the pace of a busy minute", &paces.await?, 20_000);
+    }
     Ok(())
 }
 

@@ -77,6 +77,7 @@ const THROUGH_THE_API: &[&str] = &[
     "plan",
     "issues",
     "watch",
+    "top",
     "policy get",
     "get loops",
     "get approvals",

@@ -6,6 +6,7 @@ use prost_types::{ListValue, Struct, Value};
 use crate::bmdb::credential::Credential;
 use crate::bmdb::inspect::{HistoryLine, ProviderLine, SessionLine, WorkLine};
 use crate::bmdb::listing::Listed;
+use crate::bmdb::statistics::{Backlog, ClassCount, Counted, Pace, PhaseAge, Statistics};
 use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName};
 use crate::model::time::Timestamp;
 use crate::model::waits::Wait;
@@ -267,6 +268,38 @@ pub fn credential(of: &Credential) -> v1::Credential {
         revoked_by: of.revoked_by.clone(),
         active: of.active,
     }
+}
+
+/// The fleet in figures.
+#[must_use]
+pub fn statistics(found: Statistics) -> v1::GetStatisticsResponse {
+    let Statistics { counts, paces, counted, at: now } = found;
+    v1::GetStatisticsResponse {
+        counts: counts.into_iter().map(class_count).collect(),
+        at: Some(at(now)),
+        paces: paces.into_iter().map(pace).collect(),
+        counted: counted.map(fleet_count),
+    }
+}
+
+fn class_count(found: ClassCount) -> v1::PhaseCount {
+    let ClassCount { phase, provider, machines, at_least } = found;
+    v1::PhaseCount { phase, provider, machines, at_least }
+}
+
+fn pace(found: Pace) -> v1::Pace {
+    let Pace { process, finished, failed, put_off, lost, mean_seconds } = found;
+    v1::Pace { process, finished, failed, put_off, lost, mean_seconds }
+}
+
+fn fleet_count(found: Counted) -> v1::FleetCount {
+    let phases = found.phases.into_iter().map(|PhaseAge { phase, oldest_seconds, over_deadline }| {
+        v1::PhaseAge { phase, oldest_seconds, over_deadline }
+    });
+    let waiting = found.waiting.into_iter().map(|Backlog { process, machines, oldest_seconds }| {
+        v1::Backlog { process, machines, oldest_seconds }
+    });
+    v1::FleetCount { at: Some(at(found.at)), phases: phases.collect(), waiting: waiting.collect() }
 }
 
 #[cfg(test)]

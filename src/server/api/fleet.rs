@@ -5,7 +5,8 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::bmdb::inspect::WorkPlace;
-use crate::bmdb::{inspect, listing, waiting};
+use crate::bmdb::statistics::statistics;
+use crate::bmdb::{inspect, waiting};
 use crate::model::process::Process;
 use crate::model::time::Timestamp;
 use crate::proto::fleet::v1;
@@ -21,10 +22,6 @@ use crate::server::api::door::caller;
 use crate::server::api::pages;
 use crate::server::api::refusal::{of_bmdb, refused, wrong};
 use crate::server::api::site::Site;
-
-/// Most machines counted of one phase and provider, and most such classes counted at once.
-const COUNTED: i64 = 20_000;
-const CLASSES: usize = 200;
 
 /// All of these services.
 #[derive(Clone)]
@@ -236,28 +233,11 @@ impl Statistics for FleetService {
         request: Request<v1::GetStatisticsRequest>,
     ) -> Result<Response<v1::GetStatisticsResponse>, Status> {
         let scope = caller(&request)?.scope().clone();
-        let (counts, now) = self
-            .site
-            .looks
-            .look(move |tx| {
-                let scope = scope.clone();
-                Box::pin(async move {
-                    let mut counts = Vec::new();
-                    let classes = listing::classes(tx).await?;
-                    let reached = |(_, provider): &(String, String)| {
-                        scope.holds(Some(provider.as_str()).filter(|provider| !provider.is_empty()))
-                    };
-                    for (phase, provider) in classes.into_iter().filter(reached).take(CLASSES) {
-                        let machines = listing::count(tx, (&phase, &provider), COUNTED).await?;
-                        let at_least = machines >= COUNTED;
-                        counts.push(v1::PhaseCount { phase, provider, machines, at_least });
-                    }
-                    Ok((counts, inspect::now(tx).await?))
-                })
-            })
-            .await
-            .map_err(of_bmdb)?;
-        Ok(Response::new(v1::GetStatisticsResponse { counts, at: Some(at(now)) }))
+        let look = self.site.looks.look(move |tx| {
+            let scope = scope.clone();
+            Box::pin(async move { statistics(tx, &scope).await })
+        });
+        Ok(Response::new(convert::statistics(look.await.map_err(of_bmdb)?)))
     }
 }
 

@@ -38,6 +38,7 @@ mod crowd;
 mod lists;
 mod orders;
 mod same_answers;
+mod top;
 mod watch;
 
 /// A shepherd that only answers operators.

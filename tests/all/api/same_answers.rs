@@ -50,6 +50,7 @@ const READS: &[(&str, &[&[&str]])] = &[
         ],
     ),
     ("issues", &[&[]]),
+    ("top", &[&["--once"]]),
     ("policy get", &[&[]]),
     ("tokens get", &[&[]]),
 ];

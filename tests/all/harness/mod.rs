@@ -12,4 +12,5 @@ pub(crate) mod port;
 pub(crate) mod postgres;
 pub(crate) mod program;
 pub(crate) mod rack;
+pub(crate) mod screen;
 pub(crate) mod source;

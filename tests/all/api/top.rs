@@ -1,0 +1,154 @@
+//! The page of `shepherdctl top`: on a terminal, in a file, and for whoever may see a part of the fleet.
+
+use anyhow::Context as _;
+use serde_json::Value;
+use shepherd::cli::contexts::Contexts;
+
+use crate::api::Api;
+use crate::api::command_line::{Operator, told};
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::provided;
+use crate::harness::screen::Screen;
+
+/// Holds what stands there against its golden file, with what differs from run to run masked.
+fn golden(name: &str, text: &str, servers: &[String]) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../golden/top");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    for server in servers {
+        settings.add_filter(&server.replace('.', r"\."), "[server]");
+    }
+    for (pattern, mask) in [
+        (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "[uuid]"),
+        (r"\b[0-9a-f]{8}  (rack/)?\S+…?", "[uuid]  [name]"),
+        (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "[moment]"),
+        (r"\b(\d+(ms|[smhd]))+\b", "[span]"),
+        (r"\b(\[span\] ago|just now)", "[span] ago"),
+        // Columns are as wide as what was masked in them.
+        (r"(\S) {2,}", "$1  "),
+    ] {
+        settings.add_filter(pattern, mask);
+    }
+    settings.bind(|| insta::assert_snapshot!(name, text));
+}
+
+/// A fleet of two providers with something of everything that a page tells.
+async fn populate(api: &Api) -> anyhow::Result<()> {
+    for _ in 0..5 {
+        provided(&api.pool).await?;
+    }
+    for statement in [
+        "UPDATE machine_due SET phase_index = 'Ready' WHERE machine_id IN
+             (SELECT machine_id FROM machine ORDER BY machine_id LIMIT 3)",
+        "UPDATE machine_due SET phase_index = 'NeedsHuman', provider = 'shed' WHERE machine_id IN
+             (SELECT machine_id FROM machine ORDER BY machine_id DESC LIMIT 1)",
+        "UPDATE machine_provided SET provider = 'shed' WHERE machine_id IN
+             (SELECT machine_id FROM machine ORDER BY machine_id DESC LIMIT 1)",
+        "INSERT INTO session (session_id, process_id, component, runtime_info, interval_ms, started_at, deadline)
+         SELECT ('00000000-0000-0000-0000-00000000000' || n)::UUID, gen_random_uuid(),
+                CASE WHEN n < 3 THEN 'initializer' ELSE 'recoverer' END, '{\"host\": \"rack1\", \"pid\": 7}', 1000,
+                clock_timestamp(), clock_timestamp() + n % 2 * INTERVAL '1 d' FROM generate_series(1, 3) n",
+        "INSERT INTO work SELECT machine_id, 'access', ('00000000-0000-0000-0000-00000000000' || n)::UUID,
+                CASE WHEN n < 3 THEN 'AgentStart' ELSE 'Recovery' END, n, clock_timestamp() - n * INTERVAL '1 h'
+         FROM (SELECT machine_id, row_number() OVER (ORDER BY machine_id) AS n FROM machine LIMIT 3) m",
+        // One in a second, within the last minute; each was begun two seconds before it ended.
+        "WITH c AS MATERIALIZED (SELECT clock_timestamp() AS now)
+         INSERT INTO history (machine_id, at, event, edge, lane, fence, process)
+         SELECT machine_id, now - n * INTERVAL '1 s' - e * INTERVAL '2 s',
+                CASE WHEN e = 1 THEN 'Started' WHEN n % 4 = 0 THEN 'Failed' ELSE 'Finished' END,
+                CASE WHEN e = 1 THEN 'start' ELSE 'end' END, 'access', n, 'AgentStart'
+         FROM c, (SELECT machine_id FROM machine ORDER BY machine_id LIMIT 1) m, generate_series(1, 8) n,
+              generate_series(0, 1) e",
+        "INSERT INTO fleet_sample (minute, taken_at, took_ms, counts)
+         VALUES (date_trunc('minute', clock_timestamp()), clock_timestamp(), 5,
+                 '{\"phases\": {\"Ready\": {\"machines\": 3, \"oldest_seconds\": 7200.0, \"over_deadline\": 0},
+                                \"New\": {\"machines\": 1, \"oldest_seconds\": 600.0, \"over_deadline\": 1}},
+                   \"due\": {\"AgentStart\": {\"machines\": 4, \"oldest_seconds\": 30.0}}}')",
+        "INSERT INTO loop_pause VALUES ('updater', 'shed', 'its API is slow today', 'kim', clock_timestamp(), NULL)",
+        "INSERT INTO brake VALUES ('recovery', 'rack', 'brake: 5 of 9 machines of provider rack fell silent',
+             clock_timestamp() - INTERVAL '3 m', clock_timestamp())",
+    ] {
+        sqlx::query(statement).execute(&api.pool).await.with_context(|| statement.to_owned())?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it_was() -> TestResult {
+    let api = Api::start("api_top").await?;
+    populate(&api).await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let (other, stop) = api.another().await?;
+    let servers = [other.local_addr.to_string(), api.server.local_addr.to_string()];
+    kim.reach(&[other.local_addr, api.server.local_addr])?;
+
+    let top = || Screen::start(&kim.command(&["top", "--interval", "1s"]), 40, 110);
+    let mut screen = top()?;
+    let page = screen.until(&["Machines by phase", "Under way", "q ends", &servers[0]]).await?;
+    golden("page", &page, &servers);
+
+    // What changes stands there by itself.
+    provided(&api.pool).await?;
+    screen.until(&["6 machines"]).await?;
+    // So it does when who was asked is gone.
+    stop.cancel();
+    other.ended().await;
+    screen.until(&[&servers[1], "q ends", "6 machines"]).await?;
+    provided(&api.pool).await?;
+    screen.until(&["7 machines"]).await?;
+
+    let terminated = top()?;
+    terminated.until(&["7 machines"]).await?;
+    rustix::process::kill_process(terminated.pid()?, rustix::process::Signal::TERM)?;
+    let (status, text, restored) = terminated.ended().await?;
+    assert!(status.success() && restored, "by SIGTERM: {status}\n{text}");
+    screen.types(b"q")?;
+    let (status, text, restored) = screen.ended().await?;
+    assert!(status.success() && restored, "by q: {status}\n{text}");
+
+    // Whose token is revoked sees no old page.
+    let refused = top()?;
+    refused.until(&["7 machines"]).await?;
+    sqlx::query("UPDATE access_credential SET revoked_at = clock_timestamp(), revoked_by = 'kim'")
+        .execute(&api.pool)
+        .await?;
+    let (status, text, restored) = refused.ended().await?;
+    assert!(status.code() == Some(2) && restored, "{status}\n{text}");
+    assert!(text.contains("revoked"), "{text}");
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_one_may_see() -> TestResult {
+    let api = Api::start("api_top_once").await?;
+    populate(&api).await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let servers = [api.server.local_addr.to_string()];
+    kim.reach(&[api.server.local_addr])?;
+    golden("once", &told(&kim.asked(&["top"]).await?)?, &servers);
+
+    let json: Value = serde_json::from_str(&told(&kim.asked(&["top", "-o", "json"]).await?)?)?;
+    let loops = json["loops"].as_array().context("loops")?;
+    let initializer = loops.iter().find(|one| one["loop"] == "initializer").context("the initializer")?;
+    assert_eq!(
+        (&initializer["workers"], &initializer["under_way"]),
+        (&Value::from(2), &Value::from(2)),
+        "{json}"
+    );
+    assert_eq!(initializer["pace"]["mean_seconds"], 2.0, "{json}");
+
+    let token = kim.home.path().join("pat");
+    let file = token.to_str().context("text")?;
+    let limited =
+        ["tokens", "create", "pat", "--role", "viewer", "--provider", "shed", "--output_file", file];
+    kim.direct(&[&limited[..], &["--reason", "minds the shed"]].concat())?;
+    let contexts = kim.home.path().join(".config/shepherd/contexts.toml");
+    let mut known = Contexts::read(&contexts)?;
+    known.contexts.get_mut("home").context("the context")?.token_path = token;
+    known.write(&contexts)?;
+    golden("of_a_provider", &told(&kim.asked(&["top", "--once"]).await?)?, &servers);
+    Ok(api.stop().await?)
+}
