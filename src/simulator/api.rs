@@ -148,8 +148,13 @@ async fn handle(
         Exposure::Provider => fleet.nature.profile.api_fault(fleet.nature.seed, fleet.count_api_call()),
         Exposure::Backstage => None,
     };
-    if exposure == Exposure::Provider && fleet.api_condition().slow {
+    let condition = fleet.api_condition();
+    if exposure == Exposure::Provider && condition.slow {
         tokio::time::sleep(SLOW).await;
+    }
+    if exposure == Exposure::Provider && condition.fails {
+        call.end(Outcome::Failed, &json!({ "status": 503, "done": false }));
+        return sentence(StatusCode::SERVICE_UNAVAILABLE, "the provider is gone");
     }
     if fault == Some(ApiFault::Before) {
         call.end(Outcome::Failed, &json!({ "status": 503, "done": false }));

@@ -54,6 +54,7 @@ impl ValueEnum for AnyFault {
             Self::Provider(ProviderFault::ListTorn),
             Self::Provider(ProviderFault::ListShort),
             Self::Provider(ProviderFault::ApiSlow),
+            Self::Provider(ProviderFault::ApiError),
             Self::Machine(Fault::Heal),
         ]
     }

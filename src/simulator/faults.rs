@@ -80,6 +80,8 @@ pub enum ProviderFault {
     ListShort,
     /// Every call takes five seconds.
     ApiSlow,
+    /// Every call fails, as if the provider were gone.
+    ApiError,
     /// The API is whole again.
     Heal,
 }

@@ -61,6 +61,7 @@ struct Inner {
     shown: Vec<Shown>,
     list_fault: Option<ProviderFault>,
     api_slow: bool,
+    api_fails: bool,
 }
 
 /// What runs of one machine.
@@ -99,6 +100,8 @@ pub struct ApiCondition {
     pub list: Option<ProviderFault>,
     /// Whether every call is slow.
     pub slow: bool,
+    /// Whether every call fails.
+    pub fails: bool,
 }
 
 /// A change could not be put on disk.
@@ -119,7 +122,14 @@ impl Fleet {
             nature,
             journal,
             path,
-            inner: Mutex::new(Inner { state, generation: 1, shown, list_fault: None, api_slow: false }),
+            inner: Mutex::new(Inner {
+                state,
+                generation: 1,
+                shown,
+                list_fault: None,
+                api_slow: false,
+                api_fails: false,
+            }),
             changed: Notify::new(),
             woken: Notify::new(),
             saved: watch::Sender::default(),
@@ -230,8 +240,11 @@ impl Fleet {
     pub fn strike_provider(&self, fault: ProviderFault) {
         let mut inner = self.lock();
         match fault {
-            ProviderFault::Heal => (inner.list_fault, inner.api_slow) = (None, false),
+            ProviderFault::Heal => {
+                (inner.list_fault, inner.api_slow, inner.api_fails) = (None, false, false);
+            }
             ProviderFault::ApiSlow => inner.api_slow = true,
+            ProviderFault::ApiError => inner.api_fails = true,
             fault => inner.list_fault = Some(fault),
         }
     }
@@ -239,7 +252,7 @@ impl Fleet {
     /// What is wrong with the provider's API now.
     pub fn api_condition(&self) -> ApiCondition {
         let inner = self.lock();
-        ApiCondition { list: inner.list_fault, slow: inner.api_slow }
+        ApiCondition { list: inner.list_fault, slow: inner.api_slow, fails: inner.api_fails }
     }
 
     /// Waits until everything changed so far is on disk.

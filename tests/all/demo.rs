@@ -99,16 +99,20 @@ impl Demo {
 
     /// A command that was printed and holds `what`, as a person would paste it.
     pub(crate) fn pasted(&self, place: &Place, what: &str) -> anyhow::Result<String> {
-        let line = self.said.iter().find(|line| line.contains(what)).context("not printed")?;
-        let output = Command::new("/bin/sh")
-            .args(["-c", line.trim()])
-            .env("HOME", place.path("home"))
-            .stdin(Stdio::null())
-            .output()?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        anyhow::ensure!(output.status.success(), "{line}: {output:?}");
-        Ok(text)
+        sh(place, self.said.iter().find(|line| line.contains(what)).context("not printed")?)
     }
+}
+
+/// What a person sees who pastes a line into a shell.
+fn sh(place: &Place, line: &str) -> anyhow::Result<String> {
+    let output = Command::new("/bin/sh")
+        .args(["-c", line.trim()])
+        .env("HOME", place.path("home"))
+        .stdin(Stdio::null())
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    anyhow::ensure!(output.status.success(), "{line}: {output:?}");
+    Ok(text)
 }
 
 impl Drop for Demo {
@@ -316,6 +320,65 @@ fn a_machine_that_is_broken_as_printed_leaves_ready_and_comes_back() {
     demo.signal(Signal::INT).unwrap();
     assert_eq!(demo.end().unwrap(), (Some(0), String::new()), "{:#?}", demo.said);
     assert!(demo.said.iter().any(|line| line.contains("every machine is Ready")), "{:#?}", demo.said);
+    place.must_be_clean().unwrap();
+}
+
+#[test]
+fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
+    let place = Place::new().unwrap();
+    let mut demo = Demo::start(&place, &["--machines", "8"]).unwrap();
+    demo.until("Ctrl-C ends the demo").unwrap();
+    let printed = |what: &str| demo.said.iter().find(|line| line.contains(what)).unwrap().clone();
+    let (retire, fault) = (printed(" retire sim-0007 "), printed(" fault sim-0007 kill "));
+    // What was printed, with other words at its end.
+    let ctl = retire.split_once(" retire ").unwrap().0;
+    let asks = |words: &str| sh(&place, &format!("{ctl} {words}")).unwrap();
+    let until = |words: &str, what: &str| {
+        let end = Instant::now() + PATIENCE;
+        while !asks(words).contains(what) {
+            assert!(Instant::now() < end, "`{words}` does not say {what:?}:\n{}", asks(words));
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    };
+    let is_retired = |machine: &str| until(&format!("why {machine}"), "\nRetired for ");
+
+    // Nothing goes wrong, and it is said twice.
+    assert!(asks("retire sim-0001 --reason 'its lease ends'").contains("is being retired"));
+    assert!(asks("retire sim-0001 --reason 'its lease ends'").contains("already"));
+    is_retired("sim-0001");
+    // Its agent is gone, and all else on it.
+    sh(&place, &fault.replace(" sim-0007 kill ", " sim-0002 dead ")).unwrap();
+    asks("retire sim-0002 --reason 'it is dead'");
+    is_retired("sim-0002");
+    // Somebody is at work on it: it was killed, and its agent is put on it again.
+    sh(&place, &fault.replace(" sim-0007 kill ", " sim-0003 hang ")).unwrap();
+    until("why sim-0003", "under way");
+    asks("retire sim-0003 --reason 'it hangs'");
+    is_retired("sim-0003");
+    // It is held, stays until that is over, and is wanted after all before it is.
+    asks("hold sim-0004 --reason 'its disks are copied'");
+    asks("retire sim-0004 --reason 'its lease ends'");
+    assert!(asks("why sim-0004").contains("its disks are copied"));
+    assert!(asks("retire cancel sim-0004").contains("is cancelled"));
+    asks("release sim-0004");
+    until("why sim-0004", "\nReady for ");
+    // Its provider is gone: that nobody takes it back is waived by name, in the words that are asked for.
+    sh(&place, &fault.replace(" sim-0007 kill ", " provider api-error ")).unwrap();
+    asks("retire sim-0005 --reason 'its lease ends'");
+    until("why sim-0005", " release --i_know ");
+    let waive = |words: &str| {
+        let line =
+            format!("{ctl} retire waive sim-0005 release --i_know '{words}' --reason 'it went bankrupt'");
+        sh(&place, &line)
+    };
+    let refused = waive("anything").unwrap_err().to_string();
+    let quoted = |c| matches!(c, '"' | '\\');
+    let words = refused.split_once("with the words ").unwrap().1.trim_start_matches(quoted);
+    waive(words.split(quoted).next().unwrap()).unwrap();
+    is_retired("sim-0005");
+
+    demo.signal(Signal::INT).unwrap();
+    assert_eq!(demo.end().unwrap(), (Some(0), String::new()), "{:#?}", demo.said);
     place.must_be_clean().unwrap();
 }
 

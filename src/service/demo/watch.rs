@@ -140,6 +140,10 @@ Ask what Shepherd knows and does about it:
   {ctl} --bmdb_url {database} why {one}
   {ctl} --bmdb_url {database} timeline {one}
 
+See all of it on one page; q leaves that:
+
+  {ctl} --bmdb_url {database} top
+
 Give a machine back, and watch it leave:
 
   {ctl} --bmdb_url {database} retire {one} --reason 'trying it'
