@@ -9,6 +9,7 @@ use shepherd::model::usage::{flag_of, usage_sentence};
 use shepherd::service::configuration::{self, ConfigurationFile};
 use shepherd::service::failure::Failure;
 use shepherd::service::flags::{self, Command, Flags};
+use shepherd::service::traces::Traces;
 use shepherd::service::{check, demo, logging, plan, run};
 use shepherd::simulator::fault_command;
 use shepherd::simulator::service::{self as simulator, SimulatorArgs, SimulatorCommand};
@@ -44,7 +45,8 @@ async fn dispatch(arguments: &[OsString]) -> Result<(), Failure> {
         Some(Command::Demo(flags)) => Box::pin(demo::run(flags)).await,
         Some(Command::Simulator(args)) => run_simulator(args).await,
         None => {
-            logging::start(parsed.service.log_format, "info");
+            let mut traces = Traces::new(parsed.service.otlp_endpoint.as_deref())?;
+            logging::start(parsed.service.log_format, "info", traces.layer.take());
             let only_check = parsed.service.check;
             let plan = plan::plan(parsed.service, file)?;
             if only_check {
@@ -52,7 +54,7 @@ async fn dispatch(arguments: &[OsString]) -> Result<(), Failure> {
                 return writeln!(std::io::stdout(), "{report}")
                     .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")));
             }
-            run::serve(plan).await
+            run::serve(plan, traces).await
         }
     }
 }
@@ -97,7 +99,7 @@ fn is_from_file(error: &clap::Error, file: &ConfigurationFile, given: &[OsString
 }
 
 async fn run_simulator(args: SimulatorArgs) -> Result<(), Failure> {
-    logging::start(flags::LogFormat::Text, "info");
+    logging::start(flags::LogFormat::Text, "info", None);
     if let Some(SimulatorCommand::Fault(fault)) = args.command {
         let said = fault_command::strike(&fault).await.map_err(|error| code(error.is_usage(), &error))?;
         return writeln!(std::io::stdout(), "{said}")

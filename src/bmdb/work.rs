@@ -12,7 +12,7 @@
 
 use std::panic::Location;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
@@ -64,6 +64,7 @@ pub struct Work {
     process: Process,
     live: LiveWork,
     waited: Option<Duration>,
+    taken: Instant,
     ended: bool,
 }
 
@@ -88,6 +89,7 @@ impl Work {
             process,
             live,
             waited: None,
+            taken: Instant::now(),
             ended: false,
         }
     }
@@ -102,6 +104,12 @@ impl Work {
     #[must_use]
     pub fn waited(&self) -> Option<Duration> {
         self.waited
+    }
+
+    /// How long ago the claim was answered.
+    #[must_use]
+    pub fn held_for(&self) -> Duration {
+        self.taken.elapsed()
     }
 
     /// The machine.

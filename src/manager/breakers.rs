@@ -13,11 +13,14 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use tracing::Instrument as _;
+use tracing::field::{Empty, display};
 
 use crate::bmdb::metric_book::Label;
 use crate::bmdb::metrics::{Metrics, provider_label};
 use crate::bmdb::session::boot_time;
 use crate::model::breaker::{Breaker, Heard, Open};
+use crate::model::traces::TRACES;
 use crate::providers::provider::{ErrorClass, ProviderError};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -237,7 +240,18 @@ impl Admission {
         answer_proves: bool,
     ) -> Result<T, ProviderError> {
         let mut underway = Underway { admission: self, what, began: Instant::now(), over: false };
-        let result = call.await;
+        let provider = &*self.breaker.provider;
+        let span = tracing::debug_span!(
+            target: TRACES,
+            "provider call",
+            provider,
+            call = what.as_str(),
+            error = Empty,
+        );
+        let result = call.instrument(span.clone()).await;
+        if let Err(error) = &result {
+            span.record("error", display(error));
+        }
         underway.over = true;
         underway.count(result.as_ref().err().map_or(ANSWERED, |error| error.class.as_str()));
         let failure = result.as_ref().err().filter(|error| error.class == ErrorClass::Transient);

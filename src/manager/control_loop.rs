@@ -31,7 +31,8 @@ use futures::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument;
+use tracing::field::{Empty, display};
+use tracing::{Instrument, Span};
 
 use crate::bmdb::change::FactChange;
 use crate::bmdb::claim::Next;
@@ -49,6 +50,7 @@ use crate::model::breaker::Open;
 use crate::model::process::Process;
 use crate::model::schedule::next_due;
 use crate::model::time::{Timestamp, after};
+use crate::model::traces::TRACES;
 
 /// One kind of work, as a loop does it.
 #[async_trait]
@@ -373,14 +375,24 @@ async fn work_under<L: ControlLoop>(
             machine = %work.machine(),
             fence = work.fence(),
         );
-        handle(control_loop, work, context).instrument(span).await;
+        let traced = tracing::debug_span!(
+            target: TRACES,
+            "work",
+            process = %work.process(),
+            machine = %work.machine(),
+            fence = work.fence(),
+            begun_before_ns = u64::try_from(work.held_for().as_nanos()).unwrap_or(u64::MAX),
+            result = Empty,
+            error = Empty,
+        );
+        handle(control_loop, work, context, &traced).instrument(span).instrument(traced.clone()).await;
         if session.lost().is_cancelled() || context.drain.is_cancelled() {
             return;
         }
     }
 }
 
-async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopContext) {
+async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopContext, traced: &Span) {
     let began = Instant::now();
     let stop = work.stop().clone();
     failpoint::pass(control_loop.name(), "claimed");
@@ -395,37 +407,49 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
         None => {
             let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
             tracing::info!(because, "stopped");
-            let cancelled = work.cancel(because).await;
+            let cancelled = written(work.cancel(because)).await;
             failpoint::pass(control_loop.name(), "cancelled");
             (WorkResult::Cancelled, cancelled)
         }
         Some(Ok(Ok(Handled::Finished { changes, detail }))) => {
             tracing::debug!(detail, "finished");
-            (WorkResult::Finished, work.finish(changes, detail).await)
+            (WorkResult::Finished, written(work.finish(changes, detail)).await)
         }
         Some(Ok(Ok(Handled::PutOff { changes, until, reason }))) => {
             tracing::debug!(%until, reason, "put off");
-            (WorkResult::PutOff, work.put_off(changes, until, reason).await)
+            (WorkResult::PutOff, written(work.put_off(changes, until, reason)).await)
         }
         Some(Ok(Err(HandlerError { cause, backoff, changes }))) => {
             tracing::info!(cause, "failed");
-            (WorkResult::Failed, work.fail(changes, format!("failed to process: {cause}"), backoff).await)
+            traced.record("error", &cause);
+            let failed = work.fail(changes, format!("failed to process: {cause}"), backoff);
+            (WorkResult::Failed, written(failed).await)
         }
         Some(Err(panic)) => {
             let text = panic_text(&*panic);
             tracing::error!(text, "a handler panicked; its work fails and its worker goes on");
-            (WorkResult::Panicked, work.fail(Vec::new(), format!("the handler panicked: {text}"), None).await)
+            traced.record("error", &text);
+            let failed = work.fail(Vec::new(), format!("the handler panicked: {text}"), None);
+            (WorkResult::Panicked, written(failed).await)
         }
     };
     context.metrics.end_written(ending.elapsed());
     failpoint::pass(control_loop.name(), "ended");
-    match ended {
-        Ok(()) => context.metrics.ended(result, began.elapsed()),
+    let result = match ended {
+        Ok(()) => result,
         Err(error) => {
             tracing::warn!(%error, "the end of work could not be written");
-            context.metrics.ended(WorkResult::Lost, began.elapsed());
+            traced.record("error", display(&error));
+            WorkResult::Lost
         }
-    }
+    };
+    traced.record("result", result.as_str());
+    context.metrics.ended(result, began.elapsed());
+}
+
+/// Writing the end of work, as a part of its trace.
+async fn written<T>(end: impl Future<Output = T>) -> T {
+    end.instrument(tracing::debug_span!(target: TRACES, "write the end")).await
 }
 
 /// What a panic said.

@@ -40,8 +40,9 @@ impl WorkResult {
     const ALL: [Self; 6] =
         [Self::Finished, Self::PutOff, Self::Failed, Self::Cancelled, Self::Panicked, Self::Lost];
 
-    /// The label's value.
-    const fn as_str(self) -> &'static str {
+    /// Its name in metrics and traces.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Finished => "finished",
             Self::PutOff => "put-off",

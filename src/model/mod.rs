@@ -43,6 +43,7 @@ pub mod second_person;
 pub mod shell_words;
 pub mod telling;
 pub mod time;
+pub mod traces;
 pub mod usage;
 pub mod waits;
 pub mod why;

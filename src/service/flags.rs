@@ -275,6 +275,9 @@ pub struct ServiceFlags {
     /// Where metrics are served, as http://ADDRESS:PORT/metrics.
     #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Metrics")]
     pub metrics_listen_address: Option<SocketAddr>,
+    /// Where traces go, one a work item, by OTLP over gRPC: http://HOST:4317. [default: nowhere]
+    #[arg(long, value_name = "URL", help_heading = "Traces")]
+    pub otlp_endpoint: Option<String>,
 
     #[command(flatten)]
     pub policy: PolicyFlags,

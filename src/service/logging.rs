@@ -2,24 +2,29 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, fmt, registry};
 
 use crate::service::flags::LogFormat;
+use crate::service::traces::layer::TraceLayer;
 
-/// Starts logging to standard error. `RUST_LOG` narrows or widens it; `default` counts without.
-/// A second call changes nothing.
-pub fn start(format: LogFormat, default: &str) {
+/// Starts logging to standard error, and tracing where that is wanted. `RUST_LOG` narrows or widens the log;
+/// `default` counts without. A second call changes nothing.
+pub fn start(format: LogFormat, default: &str, traces: Option<TraceLayer>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let traces = traces.map(|layer| layer.with_filter(filter_fn(TraceLayer::wants)));
+    let log = fmt::layer()
         .with_writer(std::io::stderr)
         // A line that could not be written is reported by `eprintln!`, which panics when standard error is
         // what cannot be written to: a full disk under the log would end whatever task had something to say.
         .log_internal_errors(false);
     let ansi = std::io::stderr().is_terminal();
     // An error means that a subscriber is installed already, as in a test.
+    let registry = registry().with(traces);
     let _ = match format {
-        LogFormat::Text => builder.with_ansi(ansi).try_init(),
-        LogFormat::Json => builder.json().try_init(),
+        LogFormat::Text => registry.with(log.with_ansi(ansi).with_filter(filter)).try_init(),
+        LogFormat::Json => registry.with(log.json().with_filter(filter)).try_init(),
     };
 }

@@ -15,6 +15,7 @@
 //! * [`preflight`]: looking at everything before anything is done.
 //! * [`demo`]: a fleet in a box.
 //! * [`scratch`]: directories that go when we go.
+//! * [`traces`]: what became of each work item, for a receiver of traces.
 
 pub mod callback;
 pub mod check;
@@ -28,3 +29,4 @@ pub mod plan;
 pub mod preflight;
 pub mod run;
 pub mod scratch;
+pub mod traces;

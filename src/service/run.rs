@@ -51,6 +51,7 @@ use crate::service::flags::Component;
 use crate::service::plan::{Database, ServicePlan};
 use crate::service::preflight::{Unanswered, inspect};
 use crate::service::scratch::Scratch;
+use crate::service::traces::{SpanCounts, Traces};
 use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
 use crate::takeover::session::SshSettings;
@@ -181,7 +182,11 @@ pub struct Running {
 }
 
 /// Starts every part of the plan on an open database.
-pub async fn start(plan: &ServicePlan, database: &OpenDatabase) -> Result<Running, Failure> {
+pub async fn start(
+    plan: &ServicePlan,
+    database: &OpenDatabase,
+    spans: &SpanCounts,
+) -> Result<Running, Failure> {
     let bmdb = &database.bmdb;
     let policy = plan.flags.policy.clone();
     bmdb.change_policy(&format!("flags of {}", hostname()), move |stored| policy.apply(stored))
@@ -191,7 +196,7 @@ pub async fn start(plan: &ServicePlan, database: &OpenDatabase) -> Result<Runnin
         plan.providers.iter().map(|provider| build_provider(provider, plan)).collect::<Result<_, _>>()?,
     );
     let counted = Metrics::new();
-    let metrics = register_everything(&counted, bmdb, &providers);
+    let metrics = register_everything(&counted, bmdb, &providers, spans);
 
     let (sessions, keeper) =
         Sessions::new(bmdb.clone(), ProcessId::generate(), plan.flags.session_interval.0);
@@ -464,12 +469,14 @@ pub fn ssh_password(path: Option<&std::path::Path>) -> Result<Option<SecretStrin
 }
 
 /// Runs the service until a signal: the first one stops it in order, the second at once.
-pub async fn serve(plan: ServicePlan) -> Result<(), Failure> {
+pub async fn serve(plan: ServicePlan, traces: Traces) -> Result<(), Failure> {
     let (mut terminate, mut interrupt) = signals()?;
     // Before the database is touched: what is wrong with the rest must not leave a schema behind.
     inspect(&plan, Unanswered::Warns).await?;
     let database = open_database(&plan).await?;
-    let started = start(&plan, &database).await;
+    let told = CancellationToken::new();
+    let sending = traces.sending.map(|sending| tokio::spawn(sending.run(told.clone())));
+    let started = start(&plan, &database, &traces.counts).await;
     let running = match started {
         Ok(running) => running,
         Err(failure) => {
@@ -495,6 +502,13 @@ pub async fn serve(plan: ServicePlan) -> Result<(), Failure> {
     });
     running.stop().await;
     hasty.abort();
+    // Once nothing is worked on any more, so that the last trace is whole.
+    told.cancel();
+    if let Some(sending) = sending
+        && sending.await.is_err()
+    {
+        tracing::warn!("the last traces were not handed over");
+    }
     database.close().await
 }
 

@@ -13,9 +13,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use russh::{ChannelMsg, Sig};
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::Instrument as _;
+use tracing::field::{Empty, display};
 
 use crate::model::readable::readable;
 use crate::model::shell_words::{self, NulInWord};
+use crate::model::traces::TRACES;
 use crate::takeover::error::SshError;
 use crate::takeover::session::{Limit, SshSession};
 
@@ -119,6 +122,22 @@ impl SshSession {
     }
 
     async fn run(&self, doing: &'static str, command: &str, stdin: Bytes) -> Result<Output, ExecFailure> {
+        // Not the command: its words may be a secret's neighbours.
+        let span =
+            tracing::debug_span!(target: TRACES, "ssh exec", doing, sent_bytes = stdin.len(), error = Empty);
+        let ran = self.run_in_channel(doing, command, stdin).instrument(span.clone()).await;
+        if let Err(failure) = &ran {
+            span.record("error", display(&failure.error));
+        }
+        ran
+    }
+
+    async fn run_in_channel(
+        &self,
+        doing: &'static str,
+        command: &str,
+        stdin: Bytes,
+    ) -> Result<Output, ExecFailure> {
         let limit = Limit::new(self.exec_timeout, "--agent_ssh_exec_timeout", self.deadline);
         let before_start = |error| ExecFailure { started: false, error };
         // Whoever was frozen until now must not begin anything: a limit alone is looked at only after

@@ -31,8 +31,11 @@ use russh::{AlgorithmKind, Disconnect, MethodKind, MethodSet};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
+use tracing::Instrument as _;
+use tracing::field::{Empty, display};
 
 use crate::model::host_key::HostKey;
+use crate::model::traces::TRACES;
 use crate::takeover::client_key::ClientKey;
 use crate::takeover::connection::{Connection, Ending};
 use crate::takeover::error::{HostKeyChanged, SshError};
@@ -117,6 +120,22 @@ impl SshSession {
     ///
     /// Nothing is sent to a host whose key is not accepted beyond the key exchange.
     pub async fn connect(
+        settings: &SshSettings,
+        target: &SshTarget,
+        expectation: &HostKeyExpectation,
+        deadline: Instant,
+    ) -> Result<Self, SshError> {
+        let span =
+            tracing::debug_span!(target: TRACES, "ssh connect", address = target.address(), error = Empty);
+        let connected =
+            Self::connect_and_log_in(settings, target, expectation, deadline).instrument(span.clone()).await;
+        if let Err(error) = &connected {
+            span.record("error", display(error));
+        }
+        connected
+    }
+
+    async fn connect_and_log_in(
         settings: &SshSettings,
         target: &SshTarget,
         expectation: &HostKeyExpectation,

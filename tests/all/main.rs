@@ -57,6 +57,7 @@ mod sshd;
 mod stuck;
 mod takeover;
 mod test_database;
+mod traces;
 mod two_shepherds;
 mod unproven;
 mod wrong_clock;

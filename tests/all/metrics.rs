@@ -14,6 +14,7 @@ use shepherd::bmdb::metric_book::{Book, Entry, Values};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::manager::provider_set::ProviderSet;
 use shepherd::service::counted::register_everything;
+use shepherd::service::traces::SpanCounts;
 
 use crate::bmdb_kit::Kit;
 use crate::demo::Demo;
@@ -30,7 +31,7 @@ const BOARD: &str = "contrib/grafana.json";
 async fn everything(test_name: &str) -> Result<Metrics> {
     let kit = Kit::new(test_name).await?;
     let counted = Metrics::new();
-    let _ = register_everything(&counted, &kit.bmdb, &ProviderSet::default());
+    let _ = register_everything(&counted, &kit.bmdb, &ProviderSet::default(), &SpanCounts::default());
     Ok(counted)
 }
 

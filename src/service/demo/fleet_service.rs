@@ -12,6 +12,7 @@ use crate::service::failure::Failure;
 use crate::service::flags;
 use crate::service::plan::plan;
 use crate::service::run::{self, OpenDatabase, Running, open_database};
+use crate::service::traces::SpanCounts;
 
 /// Starts it against a simulator, on a private PostgreSQL: one that stays if the fleet does.
 pub(super) async fn start(
@@ -75,7 +76,7 @@ pub(super) async fn start(
         .map_err(|error| Failure::failed(format!("the demo's own flags: {error}")))?;
     let service = plan(parsed.service, ConfigurationFile::default())?;
     let database = open_database(&service).await?;
-    match run::start(&service, &database).await {
+    match run::start(&service, &database, &SpanCounts::default()).await {
         Ok(running) => Ok((database, running)),
         Err(failure) => {
             database.close().await?;

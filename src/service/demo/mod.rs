@@ -67,7 +67,7 @@ pub struct DemoFlags {
 
 /// Runs the demo.
 pub async fn run(demo: DemoFlags) -> Result<(), Failure> {
-    logging::start(flags::LogFormat::Text, "off");
+    logging::start(flags::LogFormat::Text, "off", None);
     let (mut terminate, mut interrupt) = signals()?;
     say(&format!("{} simulated machines, a private PostgreSQL and the whole service:", demo.machines))?;
     say("  starting the simulator and PostgreSQL …")?;

@@ -215,7 +215,7 @@ impl Fleet {
         Ok(command)
     }
 
-    fn log_of(&self, name: &str) -> PathBuf {
+    pub(crate) fn log_of(&self, name: &str) -> PathBuf {
         self.directory.path().join(format!("{name}.log"))
     }
 

@@ -1,0 +1,233 @@
+//! Traces of work, as a receiver of OTLP gets them from real shepherds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use tokio::time::Instant;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use crate::harness::aloud::TestResult;
+use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
+use crate::harness::port::reserved;
+
+/// What was received.
+#[derive(Clone, Default)]
+struct Received(Arc<Mutex<Vec<Span>>>);
+
+impl Received {
+    fn spans(&self) -> Vec<Span> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Those that begin a trace.
+    fn roots(&self) -> Vec<Span> {
+        self.spans().into_iter().filter(|span| span.parent_span_id.is_empty()).collect()
+    }
+}
+
+#[tonic::async_trait]
+impl TraceService for Received {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        for of in request.into_inner().resource_spans {
+            let attributes = of.resource.map(|resource| resource.attributes).unwrap_or_default();
+            let named = attributes.iter().any(|attribute| attribute.key == "service.name");
+            if !named {
+                return Err(Status::invalid_argument("spans of nobody"));
+            }
+            let spans = of.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(spans);
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+/// Receives at an address until it is stopped.
+async fn receive(at: SocketAddr, into: &Received, stop: &CancellationToken) -> Result<()> {
+    let listener = tokio::net::TcpListener::bind(at).await?;
+    let server = Server::builder().add_service(TraceServiceServer::new(into.clone()));
+    let served =
+        server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.clone().cancelled_owned());
+    tokio::spawn(served);
+    Ok(())
+}
+
+fn attribute<'a>(span: &'a Span, key: &str) -> Option<&'a Value> {
+    span.attributes.iter().find(|attribute| attribute.key == key)?.value.as_ref()?.value.as_ref()
+}
+
+fn text<'a>(span: &'a Span, key: &str) -> &'a str {
+    match attribute(span, key) {
+        Some(Value::StringValue(text)) => text,
+        _ => "",
+    }
+}
+
+/// A work item as a trace and as history tells of it: machine, process, fence.
+type Item = (String, String, i64);
+
+fn item(root: &Span) -> Item {
+    let fence = match attribute(root, "fence") {
+        Some(Value::IntValue(fence)) => *fence,
+        _ => -1,
+    };
+    (text(root, "machine").to_owned(), text(root, "process").to_owned(), fence)
+}
+
+async fn ended(fleet: &Fleet) -> Result<BTreeMap<Item, String>> {
+    let rows: Vec<(uuid::Uuid, String, i64, String)> =
+        sqlx::query_as("SELECT machine_id, process, fence, event FROM history WHERE edge = 'end'")
+            .fetch_all(&fleet.pool)
+            .await?;
+    Ok(rows
+        .into_iter()
+        .map(|(machine, process, fence, event)| ((machine.to_string(), process, fence), event))
+        .collect())
+}
+
+async fn until(what: &str, mut is: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !is() {
+        ensure!(Instant::now() < end, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
+const SIMULATOR: [&str; 6] = ["--machines", "3", "--boot_seconds", "0.5", "--persistent_percent", "100"];
+const LIMITS: [&str; 3] =
+    ["--heartbeat_interval=1s", "--agent_start_backoff_initial=10m", "--agent_start_backoff_maximum=1h"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
+    let fleet = Fleet::start("traces", &SIMULATOR).await?;
+    let (at, received, stop) = (reserved()?, Received::default(), CancellationToken::new());
+    receive(at, &received, &stop).await?;
+    let receiver = format!("--otlp_endpoint=http://{at}");
+    // The log is as quiet as can be: traces are none of its business.
+    let quiet = "--log_format=json";
+    let flags = [&LIMITS[..], &[&receiver, quiet]].concat();
+    let mut maker = fleet.shepherd(
+        "maker",
+        &[endpoint()?],
+        &[&flags[..], &["--components=provisioner,updater"]].concat(),
+    )?;
+    let made = "SELECT count(*) = 3 FROM machine_due WHERE lane = 'access' AND phase_index = 'Provided'";
+    fleet.until("all are made", made).await?;
+    assert!(maker.terminate().await?.success());
+    fleet.strike("sim-0002", "disk-full").await?;
+    let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &flags)?;
+    let two = "SELECT count(*) = 2 FROM machine_due WHERE lane = 'access' AND phase_index = 'Ready'";
+    fleet.until("two are Ready", two).await?;
+    fleet
+        .until("the third failed", "SELECT count(*) = 1 FROM work_backoff WHERE process = 'AgentStart'")
+        .await?;
+    // What it has not handed over by then it hands over as it ends.
+    assert!(shepherd.terminate().await?.success());
+
+    let ended = ended(&fleet).await?;
+    let roots = received.roots();
+    let told: BTreeMap<Item, String> =
+        roots.iter().map(|root| (item(root), text(root, "result").to_owned())).collect();
+    assert_eq!(told.len(), roots.len(), "an item has two traces");
+    let result = |event: &str| match event {
+        "Finished" => "finished",
+        "Failed" => "failed",
+        "PutOff" => "put-off",
+        "Cancelled" => "cancelled",
+        _ => "lost",
+    };
+    let expected: BTreeMap<Item, String> =
+        ended.iter().map(|(item, event)| (item.clone(), result(event).to_owned())).collect();
+    assert_eq!(told, expected, "history and traces tell of the same work");
+
+    let spans = received.spans();
+    for span in &spans {
+        assert!(
+            span.start_time_unix_nano <= span.end_time_unix_nano && span.end_time_unix_nano > 0,
+            "{span:?}"
+        );
+        if span.parent_span_id.is_empty() {
+            continue;
+        }
+        let parent =
+            spans.iter().find(|parent| parent.span_id == span.parent_span_id).context("its parent")?;
+        assert_eq!(parent.trace_id, span.trace_id);
+        assert!(parent.start_time_unix_nano <= span.start_time_unix_nano, "{span:?} {parent:?}");
+        assert!(span.end_time_unix_nano <= parent.end_time_unix_nano, "{span:?} {parent:?}");
+    }
+    let inside = |root: &Span, name: &str| {
+        spans.iter().filter(|span| span.trace_id == root.trace_id && span.name == name).count()
+    };
+    let of = |process: &str, result: &str| -> Vec<&Span> {
+        roots
+            .iter()
+            .filter(|root| text(root, "process") == process && text(root, "result") == result)
+            .collect()
+    };
+    let (taken_over, failed, looked) =
+        (of("AgentStart", "finished"), of("AgentStart", "failed"), of("Update", "finished"));
+    assert_eq!(taken_over.len(), 2);
+    assert!(looked.len() >= 3, "{}", looked.len());
+    for root in taken_over {
+        assert_eq!(
+            (inside(root, "ssh connect"), inside(root, "ssh exec")),
+            (1, 3),
+            "asked, uploaded, enrolled"
+        );
+        assert_eq!(inside(root, "write the end"), 1);
+    }
+    for root in looked {
+        assert!(inside(root, "provider call") >= 1, "the provider was asked");
+    }
+    let [failed] = failed.as_slice() else { panic!("{} failed", failed.len()) };
+    let status = failed.status.as_ref().context("a status")?;
+    assert_eq!(status.code(), StatusCode::Error);
+    assert!(status.message.contains("no space left"), "{}", status.message);
+    let kinds: BTreeSet<&str> = spans.iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(kinds, BTreeSet::from(["provider call", "ssh connect", "ssh exec", "work", "write the end"]));
+    stop.cancel();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn receiver_that_is_away_is_said_once_and_gets_what_waited_when_it_is_back() -> TestResult {
+    let fleet = Fleet::start("traces_away", &SIMULATOR).await?;
+    let (at, received, stop) = (reserved()?, Received::default(), CancellationToken::new());
+    let receiver = format!("--otlp_endpoint=http://{at}");
+    let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &[&LIMITS[..], &[&receiver]].concat())?;
+    fleet.until("all are Ready all the same", ALL_READY).await?;
+    let log = || std::fs::read_to_string(fleet.log_of("shepherd"));
+    until("it says why", || log().is_ok_and(|log| log.contains("traces cannot be handed over"))).await?;
+    let said = log()?;
+    let line = said.lines().find(|line| line.contains("traces cannot be handed over")).context("the line")?;
+    assert!(line.contains("refused") && line.contains(&at.to_string()), "{line}");
+
+    receive(at, &received, &stop).await?;
+    until("what waited came", || {
+        received.roots().iter().filter(|root| text(root, "process") == "AgentStart").count() == 3
+    })
+    .await?;
+    until("it says so", || log().is_ok_and(|log| log.contains("traces are taken again"))).await?;
+    assert!(shepherd.terminate().await?.success());
+    assert_eq!(log()?.matches("traces cannot be handed over").count(), 1);
+    stop.cancel();
+    Ok(())
+}
