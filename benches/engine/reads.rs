@@ -41,9 +41,11 @@ const MARK: &str = "
     placed AS (
         UPDATE machine_provided SET location = 'row 7' WHERE machine_id IN (SELECT machine_id FROM marked)),
     labelled AS (
-        INSERT INTO machine_labels (machine_id, labels) SELECT machine_id, '{\"row\": \"7\"}' FROM marked)
+        INSERT INTO machine_labels (machine_id, labels) SELECT machine_id, '{\"row\": \"7\"}' FROM marked
+        ON CONFLICT DO NOTHING)
     INSERT INTO machine_hold (machine_id, scope, reason, held_by, held_at)
-    SELECT machine_id, 'power', 'measured', 'bench', now() FROM marked";
+    SELECT machine_id, 'power', 'measured', 'bench', now() FROM marked
+    ON CONFLICT DO NOTHING";
 
 /// An API and somebody who asks it.
 struct Asked {
