@@ -369,12 +369,6 @@ async fn work_under<L: ControlLoop>(
                 Err(_) => return,
             },
         };
-        let span = tracing::info_span!(
-            "work",
-            process = %work.process(),
-            machine = %work.machine(),
-            fence = work.fence(),
-        );
         let traced = tracing::debug_span!(
             target: TRACES,
             "work",
@@ -384,6 +378,13 @@ async fn work_under<L: ControlLoop>(
             begun_before_ns = u64::try_from(work.held_for().as_nanos()).unwrap_or(u64::MAX),
             result = Empty,
             error = Empty,
+        );
+        let span = tracing::info_span!(
+            parent: &traced,
+            "work",
+            process = %work.process(),
+            machine = %work.machine(),
+            fence = work.fence(),
         );
         handle(control_loop, work, context, &traced).instrument(span).instrument(traced.clone()).await;
         if session.lost().is_cancelled() || context.drain.is_cancelled() {

@@ -195,8 +195,14 @@ async fn machines_that_are_stuck_in_ten_ways_are_told_why() -> TestResult {
 async fn a_machine_whose_worker_was_killed_is_told_until_when_nobody_touches_it() -> TestResult {
     let fleet = Fleet::start("stuck_lost", &[&["--machines", "1"], SIMULATOR.as_slice()].concat()).await?;
     let flags = [&LIMITS[..], &["--outward_limit=10m"]].concat();
-    // It dies of what it takes over. An updater beside it would be due at the same moment, and be killed at its own work.
-    let doomed = [&flags[..], &["--components=provisioner,initializer"]].concat();
+    // What dies takes over and does nothing else: an updater that looks at the same moment would be killed at its own work,
+    // of which `why` tells, too.
+    let made = [&flags[..], &["--components=provisioner,updater"]].concat();
+    let mut maker = fleet.shepherd("maker", &[endpoint()?], &made)?;
+    let provided = "SELECT count(*) = 1 FROM machine_due WHERE lane = 'access' AND phase_index = 'Provided'";
+    fleet.until("it is made", provided).await?;
+    assert!(maker.terminate().await?.success());
+    let doomed = [&flags[..], &["--components=initializer"]].concat();
     let mut doomed = fleet.shepherd_dying_at("initializer.claimed", "doomed", &[endpoint()?], &doomed)?;
     until_ended(&mut doomed).await?;
     fleet.database.advance(Duration::from_mins(1)).await?;
