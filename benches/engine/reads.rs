@@ -58,6 +58,8 @@ struct Asked {
 
 impl Asked {
     async fn start(fleet: &Fleet) -> Result<Self> {
+        // What the server of the real agents sealed went with its key.
+        sqlx::query("DELETE FROM sealed_secret").execute(fleet.bmdb.pool()).await?;
         let directory = tempfile::tempdir()?;
         let key = SecretsKey::open(&directory.path().join("secrets.key"))?;
         let rate = || "1ms,10000".parse();
