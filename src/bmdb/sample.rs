@@ -33,6 +33,13 @@ pub struct Latest {
     pub sample: Option<FleetSample>,
 }
 
+/// A count as it is stored.
+pub(crate) fn understood(counts: serde_json::Value) -> Result<FleetSample, BmdbError> {
+    serde_json::from_value(counts).map_err(|error| {
+        BmdbError::Corrupt(format!("a count of the fleet that this release cannot read: {error}"))
+    })
+}
+
 impl Bmdb {
     /// Looks for a sample that is newer than that of the minute `known`. One row by key.
     pub async fn latest_sample(&self, known: Option<Timestamp>) -> Result<Latest, BmdbError> {
@@ -45,9 +52,7 @@ impl Bmdb {
                 })
             })
             .await?;
-        let sample = row.counts.map(serde_json::from_value).transpose().map_err(|error| {
-            BmdbError::Corrupt(format!("a count of the fleet that this release cannot read: {error}"))
-        })?;
+        let sample = row.counts.map(understood).transpose()?;
         Ok(Latest { now: row.now, of: row.minute.zip(row.taken_at), sample })
     }
 

@@ -12,6 +12,7 @@ use sqlx::PgConnection;
 
 use crate::bmdb::connection::Doing as _;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::sample::understood;
 use crate::bmdb::{inspect, listing};
 use crate::model::access::Scope;
 use crate::model::fleet_sample::FleetSample;
@@ -138,10 +139,7 @@ async fn counted(tx: &mut PgConnection) -> Result<Option<Counted>, BmdbError> {
     let row =
         sqlx::query_file!("sql/sample/latest.sql", None::<Timestamp>).fetch_one(tx).await.doing(WHAT)?;
     let Some((at, counts)) = row.taken_at.zip(row.counts) else { return Ok(None) };
-    let sample = serde_json::from_value(counts).map_err(|error| {
-        BmdbError::Corrupt(format!("a count of the fleet that this release cannot read: {error}"))
-    })?;
-    Ok(Some(Counted::of(at, sample)))
+    Ok(Some(Counted::of(at, understood(counts)?)))
 }
 
 /// How some work items of a process ended alike.
