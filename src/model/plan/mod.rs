@@ -156,7 +156,9 @@ pub fn plan(fleet: &FleetView, horizon: Span) -> Plan {
 }
 
 /// Something that is to happen. Ordered as the loops would take it: by time; what agents say before what
-/// is claimed; then as a claim chooses, by priority and since when it is due.
+/// follows from their silence; every timer that comes due, whosever it is, before anything is claimed, so that a
+/// brake counts all those that fall silent at one moment; then as a claim chooses, by priority and since when it is
+/// due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Event {
     at: Timestamp,
@@ -169,6 +171,7 @@ struct Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Report,
+    Timer(Lane),
     Work(Lane),
 }
 
@@ -237,6 +240,8 @@ impl<'a> Future<'a> {
             self.now = event.at;
             match event.kind {
                 Kind::Report => self.report(event.machine),
+                // It fires: whatever the moment makes of the facts is written down below.
+                Kind::Timer(_) => {}
                 Kind::Work(lane) => plan.rows.extend(self.work(event.machine, lane)),
             }
             self.schedule(event.machine);
@@ -303,6 +308,10 @@ impl<'a> Future<'a> {
             stored.armed = Armed { process: due.process, ready_at, timer: due.timer };
             let Some(ready_at) = ready_at else { continue };
             let silent = !due.timer || (!passing.speaks && passing.facts.listening_since.is_some());
+            if silent && due.timer && !stored.working && ready_at > now {
+                let kind = Kind::Timer(lane);
+                due_events.push(Event { at: ready_at, kind, priority: 0, due: ready_at, machine });
+            }
             // Whoever works on it is done at once, and no pause keeps them from it.
             let at = if stored.working {
                 now

@@ -204,6 +204,18 @@ fn a_brake_holds_all_of_many_until_its_window_has_passed() {
 }
 
 #[test]
+fn a_brake_counts_all_that_fall_silent_at_one_moment_before_the_first_of_them_is_helped() {
+    let mut policy = Policy::default();
+    policy.recovery_brake.window = Span::seconds(40);
+    policy.recovery_brake.at_least = 2;
+    let told = future(&fleet(vec![heard(1, 570), heard(2, 570)], policy), 2);
+    let begun = told.iter().filter(|row| row.3 == "restart the ").map(|row| (row.0, row.1));
+    let put_off = told.iter().filter(|row| row.3 == "put it off: ").map(|row| (row.0, row.1));
+    assert_eq!(put_off.collect::<Vec<_>>(), [(30, 1), (30, 2), (45, 1), (45, 2), (60, 1), (60, 2)]);
+    assert_eq!(begun.collect::<Vec<_>>(), [(75, 1), (75, 2)]);
+}
+
+#[test]
 fn a_reboot_is_followed_by_a_new_agent_at_the_next_look() {
     let policy = Policy { ladder: Policy::default().ladder[1..].to_vec(), ..Policy::default() };
     let told = future(&fleet(vec![heard(1, 700)], policy), 5);

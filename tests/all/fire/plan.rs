@@ -576,7 +576,13 @@ async fn comes_true(seed: u64) -> Result<BTreeMap<String, usize>> {
             let lines = lines.map(|(machine, process, at)| format!("  {at} {process} {machine}"));
             lines.collect::<Vec<_>>().join("\n")
         };
-        let text = site.ask(&["plan", "--limit", "1000", "--horizon", "1h"])?;
+        let disputed = foreseen.iter().filter(|row| !happened.contains(row));
+        let disputed = disputed.chain(happened.iter().filter(|row| !foreseen.contains(row)));
+        let disputed = disputed.min_by_key(|(_, _, at)| *at);
+        let text = match disputed {
+            Some((machine, _, _)) => site.ask(&["timeline", &machine.to_string(), "--limit", "1000"])?,
+            None => "they differ in how often the same is begun at one moment".to_owned(),
+        };
         anyhow::bail!(
             "fleet {seed}: {} foreseen, {} happened\nonly foreseen:\n{}\nonly happened:\n{}\n{text}",
             foreseen.len(),
