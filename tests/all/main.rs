@@ -55,6 +55,7 @@ mod simulator;
 mod small_memory;
 mod sshd;
 mod stuck;
+mod supervisor;
 mod takeover;
 mod test_database;
 mod traces;
