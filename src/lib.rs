@@ -14,6 +14,7 @@
 //! * [`roleserver`][]: the program on the machine.
 //! * [`supervisor`][]: a tree of tasks that are started again when they end, and
 //!   the values by which they know of each other.
+//! * [`curator`][]: what the nodes of a cluster agree on: who belongs to it and what each is to do.
 //! * [`service`][]: all of it as one process: flags, configuration, start and stop.
 //! * [`simulator`][]: machines that are not there, behind real protocols.
 //! * [`cli`][]: `shepherdctl`.
@@ -22,7 +23,7 @@
 //! # Who may know whom
 //!
 //! `bin → {service, cli} → {server, manager} → {providers, takeover} → bmdb → model`, and on
-//! the node `bin → roleserver → supervisor → model`; `simulator → {roleserver, model}`. A
+//! the node `bin → roleserver → curator → supervisor → model`; `simulator → {roleserver, model}`. A
 //! test reads every `use crate::` line and fails on an import against this.
 //!
 //! # How data flows
@@ -37,6 +38,8 @@
 pub mod bmdb;
 #[cfg(feature = "shepherdctl")]
 pub mod cli;
+#[cfg(feature = "roleserver")]
+pub mod curator;
 #[cfg(feature = "shepherd")]
 pub mod manager;
 pub mod model;
