@@ -172,7 +172,7 @@ mod tests {
     async fn state_that_holds_is_waited_for_past_others() {
         let value = Value::new();
         let mut watcher = value.watch();
-        let mut look = Box::pin(watcher.next_where(|number| number % 10 == 0));
+        let mut look = Box::pin(watcher.next_where(|number: &u32| number.is_multiple_of(10)));
         for number in [3, 7] {
             value.set(number);
             assert!(poll!(look.as_mut()).is_pending());

@@ -262,8 +262,13 @@ async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> Te
     assert!(!child.is_alive());
     fs::write(host.path("order.json"), serde_json::to_vec(&order)?)?;
     let script = format!("{LAUNCHER} {VERB} <order.json >refusal & wait");
-    let status = Command::new("sh").args(["-c", &script]).current_dir(host.directory.path());
-    let mut parent = status_of(status)?;
+    let mut parent = Command::new("sh")
+        .args(["-c", &script])
+        .current_dir(host.directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
     let running = || {
         shepherd::roleserver::child::launch::recorded(&places.record("web"))
             .is_some_and(|r| r.instance.is_alive())
@@ -285,10 +290,6 @@ async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> Te
     assert!(next != adopted && next.is_alive() && !adopted.is_alive());
     keeper.tree.stop().await;
     Ok(())
-}
-
-fn status_of(command: &mut Command) -> std::io::Result<std::process::Child> {
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
 #[tokio::test]
