@@ -17,6 +17,9 @@ const CONTRACTS: [&str; 9] = [
 /// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them.
 const TOLD: &[&str] = CONTRACTS.split_at(1).1;
 
+/// What etcd understands.
+const OF_ETCD: &str = "etcd/etcdserverpb.proto";
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     println!("cargo:rerun-if-changed=migrations");
@@ -28,6 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .btree_map(".shepherd.fleet.v1.LabelRequest")
         .btree_map(".shepherd.fleet.v1.LabelEach")
         .compile_fds(descriptors)?;
+    // In the usual encoding: what we trust with all that a cluster knows may answer with as many keys as there are.
+    tonic_prost_build::configure().build_server(false).compile_fds(protox::compile([OF_ETCD], ["proto"])?)?;
     let mut told = protox::Compiler::new(["proto"])?;
     told.include_imports(true).include_source_info(true).open_files(TOLD)?;
     let directory = PathBuf::from(std::env::var("OUT_DIR")?);

@@ -12,6 +12,7 @@
 //! * [`takeover`][]: getting the role server onto a machine over SSH.
 //! * [`server`][]: what listens: the agent callback and metrics.
 //! * [`roleserver`][]: the program on the machine.
+//! * [`curator`][]: what a cluster of nodes knows of itself, kept in etcd.
 //! * [`service`][]: all of it as one process: flags, configuration, start and stop.
 //! * [`simulator`][]: machines that are not there, behind real protocols.
 //! * [`cli`][]: `shepherdctl`.
@@ -20,7 +21,7 @@
 //! # Who may know whom
 //!
 //! `bin → {service, cli} → {server, manager} → {providers, takeover} → bmdb → model`, and on
-//! the node `bin → roleserver → model`; `simulator → {roleserver, model}`. A
+//! the node `bin → roleserver → curator → model`; `simulator → {roleserver, model}`. A
 //! test reads every `use crate::` line and fails on an import against this.
 //!
 //! # How data flows
@@ -35,6 +36,8 @@
 pub mod bmdb;
 #[cfg(feature = "shepherdctl")]
 pub mod cli;
+#[cfg(feature = "roleserver")]
+pub mod curator;
 #[cfg(feature = "shepherd")]
 pub mod manager;
 pub mod model;

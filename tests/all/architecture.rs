@@ -25,7 +25,8 @@ const PLAN: &[(&str, &[&str])] = &[
     // The service as a whole: the one room that knows both the loops and what listens, so that neither
     // has to know the other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
-    ("roleserver", &["model"]),
+    ("curator", &["supervisor", "model"]),
+    ("roleserver", &["curator", "supervisor", "model"]),
     ("simulator", &["roleserver", "model"]),
     (
         "bin",
