@@ -4,6 +4,7 @@
 //! all that was acknowledged before they began. An answer that does not come within the deadline is an error, and
 //! etcd is told the same deadline, so that it does not go on with what nobody waits for.
 
+use std::error::Error;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -401,7 +402,11 @@ pub(super) fn written_at(key: Vec<u8>, revision: i64) -> wire::Compare {
 fn told(doing: String, status: &Status, within: Duration) -> EtcdError {
     let said = sentence(status);
     match status.code() {
+        // Whoever counts the time first says it: etcd, our side of the channel, or the call itself.
         Code::DeadlineExceeded => EtcdError::Deadline { doing, within },
+        _ if causes(status).any(|cause| cause.is::<tonic::TimeoutExpired>()) => {
+            EtcdError::Deadline { doing, within }
+        }
         // The server's or our own end of a connection that broke says so in one of these.
         Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Internal | Code::Aborted => {
             EtcdError::Away { doing, said }
@@ -411,16 +416,18 @@ fn told(doing: String, status: &Status, within: Duration) -> EtcdError {
     }
 }
 
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    std::iter::successors(status.source(), |error| (*error).source())
+}
+
 /// The status's own text, with what caused it, each said once.
-pub(super) fn sentence(status: &Status) -> String {
+fn sentence(status: &Status) -> String {
     let mut said = vec![status.message().to_owned()];
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
-        let text = error.to_string();
+    for cause in causes(status) {
+        let text = cause.to_string();
         if !said.iter().any(|earlier| earlier.contains(&text)) {
             said.push(text);
         }
-        source = error.source();
     }
     said.retain(|text| !text.is_empty());
     if said.is_empty() { format!("{:?}", status.code()) } else { said.join(": ") }

@@ -23,8 +23,9 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::curator::etcd::client::{Client, EtcdError, created_at, written_at};
@@ -320,12 +321,12 @@ impl Lease {
         let mut failures = 0_u32;
         loop {
             // The first question is in it before the stream is opened: etcd answers nothing until then.
-            let (ask, asked) = tokio::sync::mpsc::channel(1);
+            let (ask, asked) = mpsc::channel(1);
             let question = wire::LeaseKeepAliveRequest { id: self.id };
             let mut asked_at = Instant::now();
-            let _ = ask.send(question).await;
+            let _ = ask.try_send(question);
             let mut lease = client.lease();
-            let questions = tokio_stream::wrappers::ReceiverStream::new(asked);
+            let questions = ReceiverStream::new(asked);
             let opening = client.open(&doing, questions, async |asked| lease.lease_keep_alive(asked).await);
             let Ok(opened) = tokio::time::timeout_at(confirmed + self.ttl, opening).await else {
                 return ended;
@@ -338,7 +339,7 @@ impl Lease {
                     (confirmed, failures) = (asked_at, 0);
                     tokio::time::sleep(self.third()).await;
                     asked_at = Instant::now();
-                    let _ = ask.send(question).await;
+                    let _ = ask.try_send(question);
                 }
             }
             failures = failures.saturating_add(1);

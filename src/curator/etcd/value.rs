@@ -26,9 +26,9 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
 
 use crate::curator::etcd::client::{Client, EtcdError, Listing, Record};
 use crate::curator::etcd::namespace::Keys;
@@ -194,11 +194,12 @@ async fn look_and_watch(
     shared.known().look(listing);
     shared.news.notify_one();
 
-    // Never ended by us, or etcd would end its half too.
-    let asked = tokio_stream::once(wire::WatchRequest {
-        request_union: Some(wire::watch_request::RequestUnion::CreateRequest(create)),
-    })
-    .chain(tokio_stream::pending());
+    // It ends when this does. With a request that has no end, the connection would keep the stream open when nobody
+    // reads it any more, and etcd its watch.
+    let (ask, asked) = mpsc::channel(1);
+    let request_union = Some(wire::watch_request::RequestUnion::CreateRequest(create));
+    let _ = ask.try_send(wire::WatchRequest { request_union });
+    let asked = ReceiverStream::new(asked);
     let mut watch = client.watch();
     let mut answers = client.open(&doing, asked, async |asked| watch.watch(asked).await).await?;
     loop {

@@ -114,7 +114,10 @@ impl Cluster {
 
     /// Starts a member again that was killed, with what it has on its disk. Does not wait until it answers.
     pub(crate) fn restart(&mut self, member: usize) -> Result<()> {
-        let program = self.spawn(&self.members[member].name, &[])?;
+        let name = &self.members[member].name;
+        // One that is killed leaves it behind, and etcd does not listen where something is.
+        std::fs::remove_file(self.path(&socket_name(name)))?;
+        let program = self.spawn(name, &[])?;
         self.members[member].program = Some(program);
         Ok(())
     }
