@@ -12,7 +12,7 @@ use crate::harness::source::{self, Source};
 
 /// What each room may import besides itself and the generated contracts (`proto`), which are open to
 /// all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`, on the node
-/// `bin → roleserver → model`, and `simulator → {roleserver, model}`.
+/// `bin → roleserver → curator → supervisor → model`, and `simulator → {roleserver, model}`.
 const PLAN: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("proto", &[]),
@@ -93,7 +93,7 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
         (
             "roleserver",
             "#[cfg(test)]\nmod tests {\n    use crate::bmdb::lease::Lease;\n}",
-            "line 3: roleserver imports bmdb, and may import only model",
+            "line 3: roleserver imports bmdb, and may import only curator, supervisor, model",
         ),
         (
             "simulator",

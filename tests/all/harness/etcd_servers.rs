@@ -89,7 +89,8 @@ impl Cluster {
     /// A client of one member, or of several in turn.
     pub(crate) fn client_of(&self, members: &[usize]) -> Client {
         let endpoints = members.iter().map(|member| self.endpoint(*member)).collect();
-        Client::new(endpoints, Namespace::new("test").expect("a name"))
+        // A host that runs hundreds of tests is slow; tests of silence set a deadline of their own.
+        Client::new(endpoints, Namespace::new("test").expect("a name")).with_deadline(Duration::from_secs(30))
     }
 
     /// A client of the first member.
@@ -131,14 +132,19 @@ impl Cluster {
         Ok(self.members.len() - 1)
     }
 
-    /// A metric of the first member, as it writes it.
-    pub(crate) async fn metric(&self, name: &str) -> Result<String> {
-        let mut stream = UnixStream::connect(self.path(&socket_name(&self.members[0].name))).await?;
+    /// What a member counts under this name, all labels together.
+    pub(crate) async fn metric(&self, member: usize, name: &str) -> Result<f64> {
+        let mut stream = UnixStream::connect(self.path(&socket_name(&self.members[member].name))).await?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
-        let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        Ok(value.with_context(|| format!("etcd has no metric {name}"))?.to_owned())
+        let samples = answer
+            .lines()
+            .filter_map(|line| line.strip_prefix(name))
+            .filter(|rest| rest.starts_with(['{', ' ']));
+        let values: Vec<f64> = samples.filter_map(|rest| rest.rsplit(' ').next()?.parse().ok()).collect();
+        ensure!(!values.is_empty(), "etcd has no metric {name}");
+        Ok(values.iter().sum())
     }
 
     fn program(&self, member: usize) -> Result<&Program> {
@@ -147,7 +153,7 @@ impl Cluster {
 
     /// Waits until a member answers what needs a quorum.
     pub(crate) async fn wait_until_it_answers(&mut self, member: usize) -> Result<()> {
-        let client = self.client_of(&[member]);
+        let client = self.client_of(&[member]).with_deadline(Duration::from_secs(3));
         let end = Instant::now() + PATIENCE;
         loop {
             let Err(error) = client.get("/").await else { return Ok(()) };
