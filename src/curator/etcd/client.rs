@@ -45,7 +45,8 @@ pub enum EtcdError {
         /// The limit.
         within: Duration,
     },
-    /// No connection, or etcd has no quorum.
+    /// No connection, or etcd has no quorum. What was to be written may be written all the same: a connection can
+    /// break, and a quorum be lost, between the deed and the answer.
     #[error(
         "{doing} failed, because etcd cannot be reached or has no quorum ({said}); it works again once most members run"
     )]

@@ -18,7 +18,7 @@ use crate::proto::etcdserverpb as wire;
 /// An election that was won: the key that won it, as etcd compares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
-    /// The key, in the namespace of the election.
+    /// The key, in the namespace of the election; only a client of that namespace can use it.
     pub key: String,
     /// When it came to be. Another leader, or the same one elected again, has another.
     pub create_revision: i64,
