@@ -1,5 +1,6 @@
 //! Reading and writing, and what it is like when etcd does not answer.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -52,19 +53,7 @@ async fn long_list_is_read_as_it_was_at_one_moment() -> TestResult {
     assert_eq!(client.list(&Keys::One("/nodes".to_owned())).await?.records.len(), 1);
 
     // While another deletes and writes all of them at once, over and over.
-    let writer = tokio::spawn({
-        let client = client.clone();
-        async move {
-            loop {
-                client.delete_unguarded(&Keys::Under("/nodes/".to_owned())).await?;
-                for number in 0..250 {
-                    client.put_unguarded(&format!("/nodes/{number:03}"), b"again").await?;
-                }
-            }
-            #[expect(unreachable_code, reason = "the type of what the loop is left with")]
-            anyhow::Ok(())
-        }
-    });
+    let writer = tokio::spawn(delete_and_write_over_and_over(client.clone()));
     for _ in 0..20 {
         let list = client.list(&Keys::Under("/nodes/".to_owned())).await?;
         for (number, record) in list.records.iter().enumerate() {
@@ -76,6 +65,15 @@ async fn long_list_is_read_as_it_was_at_one_moment() -> TestResult {
     assert!(!writer.is_finished());
     writer.abort();
     Ok(())
+}
+
+async fn delete_and_write_over_and_over(client: Client) -> Result<Infallible, EtcdError> {
+    loop {
+        client.delete_unguarded(&Keys::Under("/nodes/".to_owned())).await?;
+        for number in 0..250 {
+            client.put_unguarded(&format!("/nodes/{number:03}"), b"again").await?;
+        }
+    }
 }
 
 #[tokio::test]

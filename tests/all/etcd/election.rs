@@ -238,7 +238,8 @@ async fn without_a_quorum_there_is_neither_leader_nor_follower() -> TestResult {
     etcd.restart(1)?;
     etcd.restart(2)?;
     etcd.wait_until_it_answers(0).await?;
-    let (_, guard) = agreed(&[leader, follower], None).await?;
+    let both = [leader, follower];
+    let (_, guard) = agreed(&both, None).await?;
     assert!(write(&etcd.client(), &guard, "again").await.is_ok());
     Ok(())
 }

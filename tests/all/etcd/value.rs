@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::num::ParseIntError;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use shepherd::curator::etcd::client::Client;
 use shepherd::curator::etcd::namespace::Keys;
 use shepherd::curator::etcd::value::{Event, Follower, Sight, Undecodable};
@@ -60,19 +60,21 @@ async fn up_to(follower: &mut Follower<Text>, last: &str) -> Result<Vec<String>>
     }
 }
 
-async fn nothing_comes(follower: &mut Follower<Text>) {
-    if let Ok(event) = timeout(QUIET, follower.next()).await {
-        panic!("{}", short(event));
+async fn nothing_comes(follower: &mut Follower<Text>) -> Result<()> {
+    match timeout(QUIET, follower.next()).await {
+        Ok(event) => bail!("nothing was to come, and there is {}", short(event)),
+        Err(_) => Ok(()),
     }
 }
 
 async fn sight(follower: &Follower<Text>, lost: bool) -> Result<Sight> {
     let mut sight = follower.sight();
-    let seen = match lost {
-        true => in_time("the loss", sight.wait_for(|sight| matches!(sight, Sight::Lost { .. }))).await?,
-        false => in_time("sight", sight.wait_for(|sight| matches!(sight, Sight::Following { .. }))).await?,
+    let is = |sight: &Sight| match sight {
+        Sight::Never => false,
+        Sight::Following { .. } => !lost,
+        Sight::Lost { .. } => lost,
     };
-    Ok(seen?.clone())
+    Ok(in_time("etcd to be lost, or seen", sight.wait_for(is)).await??.clone())
 }
 
 /// Scenario E-1.
@@ -91,7 +93,7 @@ async fn values_of_a_key_come_one_after_the_other_and_the_last_for_sure() -> Tes
     }
     let values = up_to(&mut follower, "/a=6").await?;
     assert!(values.is_sorted() && values.len() <= 4, "{values:?}");
-    nothing_comes(&mut follower).await;
+    nothing_comes(&mut follower).await?;
     Ok(())
 }
 
@@ -154,10 +156,10 @@ async fn wait_can_be_dropped_while_there_is_no_quorum() -> TestResult {
     etcd.kill(1)?;
     etcd.kill(2)?;
     let mut follower = follow(&client, one("/a"));
-    nothing_comes(&mut follower).await;
+    nothing_comes(&mut follower).await?;
     let Sight::Lost { why, .. } = sight(&follower, true).await? else { panic!("it cannot be seen") };
     assert!(why.starts_with("reading /a "), "{why}");
-    nothing_comes(&mut follower).await;
+    nothing_comes(&mut follower).await?;
     etcd.restart(1)?;
     assert_eq!(up_to(&mut follower, "|").await?, ["/a=one", "|"]);
     Ok(())
@@ -204,7 +206,7 @@ async fn member_without_a_quorum_is_seen_to_be_out_of_sight_and_catches_up() -> 
     etcd.silence(1)?;
     etcd.silence(2)?;
     let Sight::Lost { .. } = sight(&follower, true).await? else { panic!("it cannot be seen") };
-    nothing_comes(&mut follower).await;
+    nothing_comes(&mut follower).await?;
     // Now the others know of each other, and not of it.
     etcd.kill(0)?;
     etcd.let_speak(1)?;
@@ -212,7 +214,7 @@ async fn member_without_a_quorum_is_seen_to_be_out_of_sight_and_catches_up() -> 
     etcd.wait_until_it_answers(2).await?;
     writer.put_unguarded("/a", b"two").await?;
     writer.put_unguarded("/a", b"three").await?;
-    nothing_comes(&mut follower).await;
+    nothing_comes(&mut follower).await?;
     etcd.restart(0)?;
     assert_eq!(next(&mut follower).await?, "/a=three");
     sight(&follower, false).await?;
@@ -226,7 +228,7 @@ async fn key_that_is_not_there_yet_comes_when_it_is() -> TestResult {
     let client = etcd.client();
     let mut follower = follow(&client, one("/a"));
     assert_eq!(next(&mut follower).await?, "|");
-    nothing_comes(&mut follower).await;
+    nothing_comes(&mut follower).await?;
     client.put_unguarded("/a", b"").await?;
     assert_eq!(next(&mut follower).await?, "/a=", "empty is not absent");
     Ok(())
@@ -254,7 +256,7 @@ async fn deletion_is_told_of_what_was_told_before() -> TestResult {
     let mut gone = [next(&mut range).await?, next(&mut range).await?, next(&mut range).await?];
     gone.sort();
     assert_eq!(gone, ["-/r/a", "-/r/b", "-/r/c"]);
-    nothing_comes(&mut range).await;
+    nothing_comes(&mut range).await?;
     Ok(())
 }
 
@@ -324,7 +326,7 @@ async fn slow_reader_is_told_the_newest_of_each_key_once() -> TestResult {
     }
     assert_eq!(newest, BTreeMap::from([("/r/a".to_owned(), 499), ("/r/b".to_owned(), 499)]), "{events:?}");
     assert!(events.len() < 20, "1000 writes, and told: {events:?}");
-    nothing_comes(&mut follower).await;
+    nothing_comes(&mut follower).await?;
     Ok(())
 }
 
@@ -344,7 +346,7 @@ async fn backlog_ends_once_and_what_comes_later_is_not_in_it() -> TestResult {
     assert_eq!(next(&mut last).await?, "/r/a=2");
     let events = up_to(&mut follower, "/r/a=2").await?;
     assert_eq!(events, ["/r/b=1", "|", "/r/c=1", "/r/a=2"], "each once");
-    nothing_comes(&mut follower).await;
+    nothing_comes(&mut follower).await?;
     Ok(())
 }
 
@@ -366,7 +368,7 @@ async fn deletion_while_etcd_was_out_of_sight_is_told_and_the_rest_is_not_told_a
     writer.put_unguarded("/r/d", b"1").await?;
     etcd.restart(0)?;
     assert_eq!(up_to(&mut follower, "/r/d=1").await?, ["-/r/b", "/r/c=2", "/r/d=1"]);
-    nothing_comes(&mut follower).await;
+    nothing_comes(&mut follower).await?;
     Ok(())
 }
 

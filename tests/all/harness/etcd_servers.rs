@@ -26,6 +26,7 @@ pub(crate) struct Cluster {
     /// Before the directory, so that none writes there while it is removed.
     members: Vec<Member>,
     directory: tempfile::TempDir,
+    namespace: Namespace,
 }
 
 struct Member {
@@ -40,7 +41,8 @@ impl Cluster {
         let names: Vec<String> = (0..size).map(|number| format!("m{number}")).collect();
         let all = names.iter().map(|name| format!("{name}={}", peer_url(name))).collect::<Vec<_>>().join(",");
         // Only we can enter it: `tempdir` makes it so.
-        let mut cluster = Self { members: Vec::new(), directory: tempfile::tempdir()? };
+        let mut cluster =
+            Self { members: Vec::new(), directory: tempfile::tempdir()?, namespace: Namespace::new("test")? };
         for name in names {
             let program =
                 cluster.spawn(&name, &["--initial-cluster", &all, "--initial-cluster-state", "new"])?;
@@ -90,7 +92,7 @@ impl Cluster {
     pub(crate) fn client_of(&self, members: &[usize]) -> Client {
         let endpoints = members.iter().map(|member| self.endpoint(*member)).collect();
         // A host that runs hundreds of tests is slow; tests of silence set a deadline of their own.
-        Client::new(endpoints, Namespace::new("test").expect("a name")).with_deadline(Duration::from_secs(30))
+        Client::new(endpoints, self.namespace.clone()).with_deadline(Duration::from_secs(30))
     }
 
     /// A client of the first member.
