@@ -405,7 +405,7 @@ fn told(doing: String, status: &Status, within: Duration) -> EtcdError {
     match status.code() {
         // Whoever counts the time first says it: etcd, our side of the channel, or the call itself.
         Code::DeadlineExceeded => EtcdError::Deadline { doing, within },
-        _ if causes(status).any(|cause| cause.is::<tonic::TimeoutExpired>()) => {
+        _ if causes(status).any(<dyn Error>::is::<tonic::TimeoutExpired>) => {
             EtcdError::Deadline { doing, within }
         }
         // The server's or our own end of a connection that broke says so in one of these.

@@ -367,7 +367,7 @@ impl Lease {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::debug!(%error, "a lease was not given back; it ends by itself"),
             Err(_) => {
-                tracing::debug!(lease = self.id, "a lease was not given back in time; it ends by itself")
+                tracing::debug!(lease = self.id, "a lease was not given back in time; it ends by itself");
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Following keys: the scenarios of the public system's event values, those that it loses, and etcd in trouble.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::num::ParseIntError;
+use std::str::Utf8Error;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -17,10 +17,10 @@ use crate::harness::etcd_servers::{Cluster, PATIENCE, in_time, until};
 /// Long enough for what comes to have come, where a test expects nothing. It may only miss a fault, never invent one.
 const QUIET: Duration = Duration::from_millis(300);
 
-type Text = fn(&str, &[u8]) -> Result<String, Infallible>;
+type Text = fn(&str, &[u8]) -> Result<String, Utf8Error>;
 
-fn text(_: &str, value: &[u8]) -> Result<String, Infallible> {
-    Ok(String::from_utf8_lossy(value).into_owned())
+fn text(_: &str, value: &[u8]) -> Result<String, Utf8Error> {
+    std::str::from_utf8(value).map(str::to_owned)
 }
 
 fn follow(client: &Client, keys: Keys) -> Follower<Text> {
@@ -36,12 +36,12 @@ fn under(prefix: &str) -> Keys {
 }
 
 /// An event in short: `/a=1`, `-/a`, `|`.
-fn short(event: Result<Event<String>, Undecodable<Infallible>>) -> String {
+fn short(event: Result<Event<String>, Undecodable<Utf8Error>>) -> String {
     match event {
         Ok(Event::Put { key, value, .. }) => format!("{key}={value}"),
         Ok(Event::Deleted { key }) => format!("-{key}"),
         Ok(Event::BacklogDone) => "|".to_owned(),
-        Err(error) => match error.source {},
+        Err(error) => error.to_string(),
     }
 }
 

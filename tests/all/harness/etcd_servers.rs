@@ -102,7 +102,15 @@ impl Cluster {
 
     /// Stops a member as `SIGSTOP` does: it holds its connections and says nothing.
     pub(crate) fn silence(&self, member: usize) -> Result<()> {
-        self.program(member)?.signal(Signal::STOP)
+        let program = self.program(member)?;
+        program.signal(Signal::STOP)?;
+        // The signal is sent when this returns, and threads that run on another processor go on for a moment.
+        let end = Instant::now() + PATIENCE;
+        while !every_thread_is_stopped(program.pid())? {
+            ensure!(Instant::now() < end, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// Lets it go on.
@@ -170,6 +178,18 @@ impl Cluster {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
+}
+
+fn every_thread_is_stopped(pid: u32) -> Result<bool> {
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // One that has ended meanwhile does nothing either.
+        let Ok(stat) = std::fs::read_to_string(thread?.path().join("stat")) else { continue };
+        let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+        if !state.is_some_and(|state| state.starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Where a member listens for others.
