@@ -26,6 +26,9 @@ const CONTRACTS: [&str; 17] = [
 /// before them are between programs of ours: the agent's and the curator's.
 const TOLD: &[&str] = CONTRACTS.split_at(9).1;
 
+/// What etcd understands.
+const OF_ETCD: &str = "etcd/etcdserverpb.proto";
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     println!("cargo:rerun-if-changed=migrations");
@@ -39,6 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Nor is a record written again that has not changed.
         .btree_map(".shepherd.curator.v1")
         .compile_fds(descriptors)?;
+    // In the usual encoding: what we trust with all that a cluster knows may answer with as many keys as there are.
+    tonic_prost_build::configure().build_server(false).compile_fds(protox::compile([OF_ETCD], ["proto"])?)?;
     let mut told = protox::Compiler::new(["proto"])?;
     told.include_imports(true).include_source_info(true).open_files(TOLD)?;
     let directory = PathBuf::from(std::env::var("OUT_DIR")?);

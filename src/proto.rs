@@ -37,6 +37,20 @@ pub mod curator {
     }
 }
 
+/// The part of etcd's v3 API that the curator uses.
+#[cfg(feature = "roleserver")]
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::pedantic,
+    unreachable_pub,
+    reason = "generated; the documentation stands in the .proto files"
+)]
+pub mod etcdserverpb {
+    tonic::include_proto!("etcdserverpb");
+}
+
 /// `shepherd.fleet.v1`: what operators ask and order.
 #[cfg(any(feature = "shepherd", feature = "shepherdctl"))]
 #[allow(

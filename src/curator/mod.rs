@@ -19,6 +19,8 @@
 //! * [`declaration`][]: operators' own roles. [`template`][]: what differs between the nodes that have one.
 //! * [`key_space`][]: where in etcd everything stands. [`record`][]: how it is read there.
 //!
+//! And all that is said to etcd: [`etcd`][].
+//!
 //! # What would break otherwise
 //!
 //! etcd's membership leads and roles follow: a node whose role were taken first would stop a member that
@@ -29,6 +31,7 @@
 //! A refusal is a value with a sentence and the code that gRPC answers it with, never an event in a log.
 
 pub mod declaration;
+pub mod etcd;
 pub mod filter;
 pub mod health;
 pub mod key_space;

@@ -25,6 +25,7 @@ mod database_login;
 mod demo;
 mod dependencies;
 mod end_to_end;
+mod etcd;
 mod faults;
 mod fire;
 mod full_log;
