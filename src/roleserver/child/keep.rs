@@ -8,6 +8,7 @@
 //! back-off. When the runnable is asked to end, the program is ended too, unless the role server itself is to end: what
 //! it runs goes on, and whoever comes after adopts it.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,14 +100,14 @@ pub fn keep(spec: Spec, places: Arc<Places>, told: impl Fn(&Record) + Send + Syn
     Runnable::new(move |starting: Starting| {
         let (spec, places, told) = (spec.clone(), places.clone(), told.clone());
         async move {
-            let record = blocking({
+            let (record, handle) = blocking({
                 let (spec, places) = (spec.clone(), places.clone());
                 move || find_or_start(&spec, &places)
             })
             .await?;
             told(&record);
             let healthy = starting.healthy();
-            let how = watch(&record, &spec, &places, healthy.scope()).await?;
+            let how = watch(&record, &handle, &spec, &places, healthy.scope()).await?;
             let said = log::last_lines(&places.log(&spec.name), TOLD_LINES);
             let said = if said.is_empty() { said } else { format!("; it last wrote: {said}") };
             Err(KeepError::Ended { name: spec.name.clone(), how, said }.into())
@@ -124,7 +125,8 @@ fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> KeepError {
     move |source| KeepError::Io { doing: doing.into(), source }
 }
 
-fn find_or_start(spec: &Spec, places: &Places) -> Result<Record, KeepError> {
+/// The process that is what is asked for, and what to wait for its end by.
+fn find_or_start(spec: &Spec, places: &Places) -> Result<(Record, OwnedFd), KeepError> {
     spec.check()?;
     let (path, name) = (places.record(&spec.name), &spec.name);
     if let Some(directory) = path.parent() {
@@ -132,10 +134,15 @@ fn find_or_start(spec: &Spec, places: &Places) -> Result<Record, KeepError> {
     }
     let group = places.mounts.group(&places.family(), name, &spec.limits)?;
     let there = launch::recorded(&path);
-    if let Some(record) = there.as_ref().filter(|record| record.instance.is_alive()) {
+    let opening = || io(format!("looking for {name}"));
+    let alive = match &there {
+        Some(record) => record.instance.open().map_err(opening())?.map(|handle| (record, handle)),
+        None => None,
+    };
+    if let Some((record, handle)) = alive {
         if record.spec_sha256 == spec.digest() {
             tracing::info!(name, pid = record.instance.pid, "a program that runs already was adopted");
-            return Ok(record.clone());
+            return Ok((record.clone(), handle));
         }
         tracing::info!(
             name,
@@ -146,13 +153,14 @@ fn find_or_start(spec: &Spec, places: &Places) -> Result<Record, KeepError> {
     // Also what is left of it where the program itself is gone, and what was never written down.
     launch::stop(there.as_ref(), &group, spec.stop_time)
         .map_err(io(format!("ending what is left of {name}")))?;
-    launch::launch(
+    let handle = launch::launch(
         &places.launcher,
         &Order { spec: spec.clone(), group, record: path.clone(), log: places.log(name) },
     )?;
-    launch::recorded(&path).ok_or_else(|| {
+    let record = launch::recorded(&path).ok_or_else(|| {
         io(format!("reading what {name} was written down as"))(std::io::ErrorKind::NotFound.into())
-    })
+    })?;
+    Ok((record, handle))
 }
 
 fn make_private(directory: &Path) -> std::io::Result<()> {
@@ -161,21 +169,23 @@ fn make_private(directory: &Path) -> std::io::Result<()> {
 }
 
 /// Waits for the end of the program, or for being asked to end, which it passes on to the program.
-async fn watch(record: &Record, spec: &Spec, places: &Arc<Places>, scope: &Scope) -> Result<Ending, Stop> {
+async fn watch(
+    record: &Record,
+    handle: &OwnedFd,
+    spec: &Spec,
+    places: &Arc<Places>,
+    scope: &Scope,
+) -> Result<Ending, Stop> {
     let opening = || io(format!("watching {}", spec.name));
-    let Some(handle) = record.instance.open().map_err(opening())? else {
-        // Between its start, or its being found, and now; whose child it was nobody can say any more.
-        return Ok(Ending::Unknown);
-    };
     loop {
         tokio::select! {
             biased;
-            how = ended(&handle) => return Ok(how.map_err(opening())?),
+            how = ended(handle) => return Ok(how.map_err(opening())?),
             cancelled = scope.cancelled() => {
                 if !places.leaving.is_cancelled() {
                     end(record, spec, places).await?;
                     // A child of ours leaves nothing behind.
-                    ended(&handle).await.map_err(opening())?;
+                    ended(handle).await.map_err(opening())?;
                 }
                 return Err(cancelled.into());
             }

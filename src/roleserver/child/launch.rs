@@ -7,11 +7,13 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::roleserver::child::cgroup::Group;
@@ -58,9 +60,10 @@ pub struct LaunchError {
 }
 
 /// Has `order` carried out by a new process of `program`, which is this one. Blocks until that has become the other one.
-pub fn launch(program: &Path, order: &Order) -> Result<(), LaunchError> {
+/// What it gives can be waited for also if that has ended already.
+pub fn launch(program: &Path, order: &Order) -> Result<OwnedFd, LaunchError> {
     let failed = |why: String| LaunchError { name: order.spec.name.clone(), why };
-    let begin = || -> std::io::Result<(u32, String)> {
+    let begin = || -> std::io::Result<(OwnedFd, String)> {
         let mut child = Command::new(program)
             .arg(VERB)
             .env_clear()
@@ -78,17 +81,19 @@ pub fn launch(program: &Path, order: &Order) -> Result<(), LaunchError> {
         if let Some(output) = output {
             output.take(LONGEST_ORDER).read_to_string(&mut said)?;
         }
+        // It is a child that nobody has waited for: the pid is still its own.
+        let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         if !said.is_empty() {
             child.wait()?;
         }
-        Ok((child.id(), said))
+        Ok((handle, said))
     };
-    let (pid, said) = begin().map_err(|error| failed(error.to_string()))?;
+    let (handle, said) = begin().map_err(|error| failed(error.to_string()))?;
     if !said.is_empty() {
         return Err(failed(said));
     }
-    tracing::info!(name = order.spec.name, pid, program = %order.spec.program.display(), "a program was started");
-    Ok(())
+    tracing::info!(name = order.spec.name, program = %order.spec.program.display(), "a program was started");
+    Ok(handle)
 }
 
 /// What `roleserver launch` does. It returns only if it could not.
@@ -124,6 +129,7 @@ fn become_it(order: &Order) -> std::io::Error {
     let prepare = || -> std::io::Result<Command> {
         // Neither the end of a terminal nor a signal to its group is meant for it. It may lead a session already.
         let _ = rustix::process::setsid();
+        keep_ours();
         order.group.join().map_err(std::io::Error::other)?;
         let record = Record { instance: Instance::this()?, spec_sha256: spec.digest() };
         durable::replace(&order.record, &serde_json::to_vec(&record)?, Durability::UntilPowerLoss)?;
@@ -149,6 +155,18 @@ fn become_it(order: &Order) -> std::io::Error {
             std::io::Error::new(error.kind(), format!("{program} cannot be run in {directory}: {error}"))
         }
         Err(error) => error,
+    }
+}
+
+/// Whatever is open besides the three that it gets is closed when this becomes the other program: also what whoever
+/// started the role server had open, and what that held would be held for as long as the other program runs.
+fn keep_ours() {
+    // SAFETY: it closes nothing now; it marks what is open to be closed by `execve`, as all that we open is already.
+    let done =
+        unsafe { libc::syscall(libc::SYS_close_range, 3_u32, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if done != 0 {
+        // Before Linux 5.11.
+        tracing::debug!("what was inherited stays open in the program that is started");
     }
 }
 

@@ -192,8 +192,11 @@ async fn program_runs_apart_from_us_and_ends_when_it_is_not_wanted_any_more() ->
     let stat = String::from_utf8(of("stat"))?;
     let session = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(3));
     assert_eq!(session, Some(web.pid.to_string().as_str()), "a session of its own");
-    let descriptors = fs::read_dir(format!("/proc/{}/fd", web.pid))?.count();
-    assert_eq!(descriptors, 3, "and nothing open but its input, output and errors");
+    let mut open = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{}/fd", web.pid))?.flatten() {
+        open.push((entry.file_name(), fs::read_link(entry.path()).unwrap_or_default()));
+    }
+    assert_eq!(open.len(), 3, "and nothing open but its input, output and errors: {open:?}");
     let group = host.group();
     assert_eq!(group.is_some(), !host.mounts.is_none());
     if let Some(group) = &group {
