@@ -26,6 +26,7 @@ const PAUSE: Duration = Duration::from_mins(1);
 /// Says what the tree that it belongs to does, for as long as it lives.
 ///
 /// There must be no other role server on this state directory: a socket that is there already is replaced.
+#[must_use]
 pub fn telling(directory: &Path) -> Runnable {
     let directory = directory.to_owned();
     Runnable::new(move |starting: Starting| {

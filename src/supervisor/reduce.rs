@@ -127,10 +127,10 @@ mod tests {
     #[derive(Clone, Debug, Default, PartialEq)]
     struct Known {
         name: Option<&'static str>,
-        number: Option<Option<u8>>,
+        number: Option<u8>,
     }
 
-    fn inputs(name: &Value<&'static str>, number: &Value<Option<u8>>) -> Inputs<Known> {
+    fn inputs(name: &Value<&'static str>, number: &Value<u8>) -> Inputs<Known> {
         Inputs::new(Known::default())
             .with(name, |known: &mut Known, name| known.name = Some(name))
             .with(number, |known: &mut Known, number| known.number = Some(number))
@@ -143,16 +143,16 @@ mod tests {
             let mut inputs = inputs(&name, &number);
             assert!(poll!(std::pin::pin!(inputs.next())).is_pending());
             if name_first {
-                name.set("a")
+                name.set("a");
             } else {
-                number.set(None)
+                number.set(0);
             }
             let half = inputs.next().await;
             assert_eq!((half.name.is_some(), half.number.is_some()), (name_first, !name_first));
             name.set("b");
-            number.set(Some(1));
-            number.set(Some(2));
-            assert_eq!(inputs.next().await, Known { name: Some("b"), number: Some(Some(2)) });
+            number.set(1);
+            number.set(2);
+            assert_eq!(inputs.next().await, Known { name: Some("b"), number: Some(2) });
             assert!(poll!(std::pin::pin!(inputs.next())).is_pending());
         }
     }
@@ -163,12 +163,12 @@ mod tests {
         let mut inputs = inputs(&name, &number);
         // Several may be seen by one poll, of which only one makes it ready.
         name.set("a");
-        number.set(Some(1));
+        number.set(1);
         {
             let mut wait = select_all(inputs.inputs.iter_mut().map(|input| input.wait()));
             assert!(poll!(&mut wait).is_ready());
         }
-        number.set(Some(3));
-        assert_eq!(inputs.next().await, Known { name: Some("a"), number: Some(Some(3)) });
+        number.set(3);
+        assert_eq!(inputs.next().await, Known { name: Some("a"), number: Some(3) });
     }
 }

@@ -100,8 +100,8 @@ fn branches(entries: &[Entry]) -> Vec<String> {
     for entry in entries.iter().rev() {
         comes.resize(entry.depth + 1, false);
         let mut text = String::new();
-        for depth in 1..=entry.depth {
-            text.push_str(match (depth == entry.depth, comes[depth]) {
+        for (depth, comes) in comes.iter().enumerate().skip(1) {
+            text.push_str(match (depth == entry.depth, comes) {
                 (true, true) => "├─ ",
                 (true, false) => "└─ ",
                 (false, true) => "│  ",

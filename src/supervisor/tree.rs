@@ -233,7 +233,7 @@ impl<P> Tree<P> {
         let mut fate = vec![life.slot];
         if state == State::Dead {
             if let Some(parent) = parent.and_then(|slot| self.slots[slot].as_ref()) {
-                fate = parent.groups[group].clone();
+                fate.clone_from(&parent.groups[group]);
             }
             // Where they were asked to end before, all of them were.
             if self.topmost_asked(life.slot).is_none() {

@@ -327,6 +327,36 @@ async fn own_cancellation_is_told_from_everything_that_looks_like_it() -> TestRe
     Ok(())
 }
 
+/// One that gives away what says that it is done, and one that takes it for its own.
+fn one_who_gives_its_end_away() -> (Runnable, Runnable) {
+    let kept: Arc<std::sync::Mutex<Option<Done>>> = Arc::default();
+    let hands_out = {
+        let kept = kept.clone();
+        Runnable::new(move |starting: Starting| {
+            let kept = kept.clone();
+            async move {
+                let done = starting.healthy().done();
+                *kept.lock().map_err(|_| Stop::because("poisoned"))? = Some(done);
+                Err(Stop::because("it gave away what says that it is done"))
+            }
+        })
+    };
+    let takes = Runnable::new(move |starting: Starting| {
+        let kept = kept.clone();
+        async move {
+            let healthy: Healthy = starting.healthy();
+            loop {
+                let done = kept.lock().map_err(|_| Stop::because("poisoned"))?.take();
+                if let Some(done) = done {
+                    return Ok(done);
+                }
+                healthy.scope().until_cancelled(tokio::task::yield_now()).await?;
+            }
+        }
+    });
+    (hands_out, takes)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
     let (pings, mut answers) = (mpsc::unbounded_channel::<u32>(), mpsc::unbounded_channel::<u32>());
@@ -366,31 +396,7 @@ async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
                     Err(Stop::because("it has bred"))
                 });
                 starting.start("breeds", breeds)?;
-                let kept: Arc<std::sync::Mutex<Option<Done>>> = Arc::default();
-                let hands_out = {
-                    let kept = kept.clone();
-                    Runnable::new(move |starting: Starting| {
-                        let kept = kept.clone();
-                        async move {
-                            let done = starting.healthy().done();
-                            *kept.lock().map_err(|_| Stop::because("poisoned"))? = Some(done);
-                            Err(Stop::because("it gave away what says that it is done"))
-                        }
-                    })
-                };
-                let takes = Runnable::new(move |starting: Starting| {
-                    let kept = kept.clone();
-                    async move {
-                        let healthy: Healthy = starting.healthy();
-                        loop {
-                            let done = kept.lock().map_err(|_| Stop::because("poisoned"))?.take();
-                            if let Some(done) = done {
-                                return Ok(done);
-                            }
-                            healthy.scope().until_cancelled(tokio::task::yield_now()).await?;
-                        }
-                    }
-                });
+                let (hands_out, takes) = one_who_gives_its_end_away();
                 starting.start("hands-out", hands_out)?;
                 starting.start("takes", takes)?;
                 let (pings, answer) = (pings.clone(), answer.clone());
@@ -493,7 +499,7 @@ async fn what_follows_from_a_value_has_followed_once_the_tree_is_settled() -> Te
                     move || {
                         Inputs::new((None, None))
                             .with(&roles, |known: &mut (Option<u32>, Option<u32>), value| {
-                                known.0 = Some(value)
+                                known.0 = Some(value);
                             })
                             .with(&address, |known, value| known.1 = Some(value))
                     }

@@ -1,7 +1,7 @@
 //! How a process ended, also one that is not a child of ours.
 //!
 //! A role server that took over from a dead one watches processes that were children of that one. It can learn when they
-//! end, by a handle that becomes readable then (pidfd_open(2)), and not how: that is told to a parent alone.
+//! end, by a handle that becomes readable then (`pidfd_open(2)`), and not how: that is told to a parent alone.
 
 use std::fmt;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -66,6 +66,7 @@ mod tests {
 
     use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+    #[expect(clippy::zombie_processes, reason = "what is tested is who waits for it")]
     async fn ending_of(script: &str, signal: Option<Signal>) -> Ending {
         let child = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).spawn().unwrap();
         let pid = Pid::from_child(&child);

@@ -227,6 +227,8 @@ async fn program_goes_on_while_one_role_server_follows_another() -> TestResult {
     let spec = host.spec("echo started; exec sleep 600");
     let mut keeper = Keeper::start(host.places(), spec.clone());
     let web = keeper.told().await?;
+    // It is asked to end below, before it has said anything where the host is slow.
+    wait_for("its first words", || host.log() == "started\n").await?;
     keeper.leave().await;
     for _ in 0..3 {
         // What it may use changes nothing of what it is.
