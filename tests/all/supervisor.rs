@@ -16,9 +16,10 @@ use shepherd::supervisor::value::Value;
 use tokio::sync::{Notify, mpsc};
 
 use crate::harness::aloud::TestResult;
-use crate::harness::fleet::PATIENCE;
 use crate::harness::memory::peak_of;
 
+/// A tree that has not come so far by then never will.
+const PATIENCE: Duration = Duration::from_mins(5);
 /// Dead ones start again soon.
 const SOON: Backoff =
     Backoff { initial: Duration::from_millis(1), factor: 1.5, longest: Duration::from_millis(20) };

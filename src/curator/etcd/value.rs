@@ -17,7 +17,7 @@
 //!
 //! # How it is made
 //!
-//! A task follows etcd and keeps [`Known`], which is pure; `next` only takes from it, and takes nothing before it
+//! A task follows etcd and keeps `Known`, which is pure; `next` only takes from it, and takes nothing before it
 //! answers, so that a caller may drop the future at any time. The task also reads when nobody asks, so that etcd never
 //! waits for a slow caller.
 
