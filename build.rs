@@ -3,8 +3,16 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 9] = [
+const CONTRACTS: [&str; 17] = [
     "shepherd/agent/v1/agent.proto",
+    "shepherd/curator/v1/credentials.proto",
+    "shepherd/curator/v1/declarations.proto",
+    "shepherd/curator/v1/leader.proto",
+    "shepherd/curator/v1/management.proto",
+    "shepherd/curator/v1/nodes.proto",
+    "shepherd/curator/v1/registration.proto",
+    "shepherd/curator/v1/storage.proto",
+    "shepherd/curator/v1/tickets.proto",
     "shepherd/fleet/v1/access.proto",
     "shepherd/fleet/v1/approvals.proto",
     "shepherd/fleet/v1/budgets.proto",
@@ -14,8 +22,12 @@ const CONTRACTS: [&str; 9] = [
     "shepherd/fleet/v1/orders.proto",
     "shepherd/fleet/v1/outlook.proto",
 ];
-/// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them.
-const TOLD: &[&str] = CONTRACTS.split_at(1).1;
+/// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them. Those
+/// before them are between programs of ours: the agent's and the curator's.
+const TOLD: &[&str] = CONTRACTS.split_at(9).1;
+
+/// What etcd understands.
+const OF_ETCD: &str = "etcd/etcdserverpb.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
@@ -27,7 +39,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         .btree_map(".shepherd.fleet.v1.Machine.labels")
         .btree_map(".shepherd.fleet.v1.LabelRequest")
         .btree_map(".shepherd.fleet.v1.LabelEach")
+        // Nor is a record written again that has not changed.
+        .btree_map(".shepherd.curator.v1")
         .compile_fds(descriptors)?;
+    // In the usual encoding: what we trust with all that a cluster knows may answer with as many keys as there are.
+    tonic_prost_build::configure().build_server(false).compile_fds(protox::compile([OF_ETCD], ["proto"])?)?;
     let mut told = protox::Compiler::new(["proto"])?;
     told.include_imports(true).include_source_info(true).open_files(TOLD)?;
     let directory = PathBuf::from(std::env::var("OUT_DIR")?);

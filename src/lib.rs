@@ -12,6 +12,9 @@
 //! * [`takeover`][]: getting the role server onto a machine over SSH.
 //! * [`server`][]: what listens: the agent callback and metrics.
 //! * [`roleserver`][]: the program on the machine.
+//! * [`supervisor`][]: a tree of tasks that are started again when they end, and
+//!   the values by which they know of each other.
+//! * [`curator`][]: what the nodes of a cluster agree on: who belongs to it and what each is to do.
 //! * [`service`][]: all of it as one process: flags, configuration, start and stop.
 //! * [`simulator`][]: machines that are not there, behind real protocols.
 //! * [`cli`][]: `shepherdctl`.
@@ -20,7 +23,7 @@
 //! # Who may know whom
 //!
 //! `bin → {service, cli} → {server, manager} → {providers, takeover} → bmdb → model`, and on
-//! the node `bin → roleserver → model`; `simulator → {roleserver, model}`. A
+//! the node `bin → roleserver → curator → supervisor → model`; `simulator → {roleserver, model}`. A
 //! test reads every `use crate::` line and fails on an import against this.
 //!
 //! # How data flows
@@ -35,6 +38,8 @@
 pub mod bmdb;
 #[cfg(feature = "shepherdctl")]
 pub mod cli;
+#[cfg(feature = "roleserver")]
+pub mod curator;
 #[cfg(feature = "shepherd")]
 pub mod manager;
 pub mod model;
@@ -49,5 +54,7 @@ pub mod server;
 pub mod service;
 #[cfg(feature = "shepherd")]
 pub mod simulator;
+#[cfg(feature = "roleserver")]
+pub mod supervisor;
 #[cfg(feature = "shepherd")]
 pub mod takeover;

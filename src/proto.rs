@@ -20,6 +20,37 @@ pub mod agent {
     }
 }
 
+/// `shepherd.curator.v1`: how the nodes of a cluster, and its owners, speak to its curator.
+#[cfg(feature = "roleserver")]
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::pedantic,
+    unreachable_pub,
+    reason = "generated; the documentation stands in the .proto files"
+)]
+pub mod curator {
+    /// First version.
+    pub mod v1 {
+        tonic::include_proto!("shepherd.curator.v1");
+    }
+}
+
+/// The part of etcd's v3 API that the curator uses.
+#[cfg(feature = "roleserver")]
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::pedantic,
+    unreachable_pub,
+    reason = "generated; the documentation stands in the .proto files"
+)]
+pub mod etcdserverpb {
+    tonic::include_proto!("etcdserverpb");
+}
+
 /// `shepherd.fleet.v1`: what operators ask and order.
 #[cfg(any(feature = "shepherd", feature = "shepherdctl"))]
 #[allow(

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use shepherd::model::usage::usage_sentence;
+use shepherd::roleserver::child::launch;
 use shepherd::roleserver::commands::{CommandError, enroll, run, status, supervise};
 use shepherd::roleserver::hardware::{self, Sources};
 use shepherd::roleserver::state_directory::StateDirectory;
@@ -48,6 +49,9 @@ enum Verb {
         #[command(flatten)]
         place: Place,
     },
+    /// Become another program: a role server starts what it runs by this, and nobody else.
+    #[command(hide = true)]
+    Launch,
     /// Print what this machine is made of, as the next report would say it.
     Hardware,
     /// Print whose this machine is and what became of the last heartbeat.
@@ -135,6 +139,7 @@ fn execute(verb: Verb) -> Result<(), CommandError> {
         }
         Verb::Run { place } => run::execute(&state_directory(place, home)?),
         Verb::Supervise { place } => supervise::execute(&state_directory(place, home)?),
+        Verb::Launch => Err(CommandError::Failed(launch::execute())),
         Verb::Hardware => print(&format!("{:#?}\n", hardware::read(&Sources::host()))),
         Verb::Status { place } => {
             let text = status::text(&state_directory(place, home)?)?;

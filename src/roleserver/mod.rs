@@ -19,24 +19,29 @@
 //! * [`agent`][]: the loop that puts these together.
 //! * [`hardware`][]: what the machine is made of.
 //! * [`state_directory`][]: what survives a restart, and the locks on it.
+//! * [`durable`][]: files that are replaced, never rewritten.
 //! * [`running`][]: processes recorded by pid *and* start time.
+//! * [`child`][]: programs that it runs beside itself, and that outlive it.
 //! * [`supervise`][]: the process that starts the agent again.
 //! * [`supervision`][]: choosing and driving what keeps the agent alive, or
 //!   [`systemd`][].
+//! * [`told`][]: the socket on which a running one says what it does.
 //! * [`commands`][]: the verbs of the `roleserver` program.
 //!
 //! # What would break otherwise
 //!
 //! The loop takes its clock, its hardware and its identity as values, because
 //! the simulator runs thousands of them in one process. Everything that touches
-//! the host is in the last six files; the simulator uses none of them.
+//! the host is in the last nine of these; the simulator uses none of them.
 
 pub mod agent;
 pub mod backoff;
+pub mod child;
 pub mod clock;
 pub mod commands;
 pub mod connection;
 pub mod conversation;
+pub mod durable;
 pub mod endpoint;
 pub mod enrolment;
 pub mod hardware;
@@ -48,4 +53,5 @@ pub mod state_directory;
 pub mod supervise;
 pub mod supervision;
 pub mod systemd;
+pub mod told;
 pub mod trust;

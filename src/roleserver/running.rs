@@ -7,6 +7,8 @@
 //! that the pid cannot change hands in between.
 
 use std::io::{ErrorKind, Read as _};
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -16,15 +18,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::roleserver::clock::{BootClock as _, HostClock};
 
-/// One process of this program.
+/// One process, from its start to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
+pub struct Instance {
     /// Its pid.
     pub pid: i32,
     /// Clock ticks from boot to its start.
     pub start_time: u64,
     /// The boot it belongs to.
     pub boot_id: String,
+}
+
+/// One process of this program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Which.
+    #[serde(flatten)]
+    pub instance: Instance,
     /// Digest of the program it runs, lower-case hexadecimal.
     pub program_sha256: String,
     /// The enrolment it was started for.
@@ -34,10 +44,42 @@ pub struct Process {
 impl Process {
     /// The record of the calling process.
     pub fn this(revision: u64, program_sha256: String) -> std::io::Result<Self> {
+        Ok(Self { instance: Instance::this()?, program_sha256, revision })
+    }
+}
+
+impl Deref for Process {
+    type Target = Instance;
+
+    fn deref(&self) -> &Instance {
+        &self.instance
+    }
+}
+
+impl Instance {
+    /// The calling process. It stays what it is when it becomes another program by `execve`.
+    pub fn this() -> std::io::Result<Self> {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         let start_time = start_time(Path::new("/proc"), pid)
             .ok_or_else(|| std::io::Error::other("/proc/self/stat cannot be read"))?;
-        Ok(Self { pid, start_time, boot_id: HostClock::read()?.boot_id(), program_sha256, revision })
+        Ok(Self { pid, start_time, boot_id: HostClock::read()?.boot_id() })
+    }
+
+    /// A handle on it that stays its own whoever gets the pid afterwards, and that can be read once it has ended;
+    /// none if it has ended already.
+    ///
+    /// Asks for Linux 5.3.
+    pub fn open(&self) -> std::io::Result<Option<OwnedFd>> {
+        // No process has a pid below 1; to the kernel such a number names a group, or everybody.
+        let Some(pid) = Some(self.pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else {
+            return Ok(None);
+        };
+        match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+            // Compared after it was opened: from then on the pid cannot change hands unseen.
+            Ok(handle) => Ok(self.is_alive().then_some(handle)),
+            Err(rustix::io::Errno::SRCH) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whether the recorded process still runs; one that only waits to be reaped does not.
@@ -63,17 +105,18 @@ impl Process {
     }
 
     /// Sends a signal if the process still runs; tells whether it did.
-    fn signal(&self, signal: Signal) -> std::io::Result<bool> {
-        // No process has a pid below 1; to the kernel such a number names a group, or everybody.
-        let Some(pid) = Some(self.pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else {
-            return Ok(false);
-        };
-        let sent = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(handle) if self.is_alive() => rustix::process::pidfd_send_signal(&handle, signal),
+    pub fn signal(&self, signal: Signal) -> std::io::Result<bool> {
+        let sent = match self.open() {
+            Ok(Some(handle)) => rustix::process::pidfd_send_signal(&handle, signal),
+            Ok(None) => return Ok(false),
             // Before Linux 5.3 there are no pidfds; the comparison is as near as one can get.
-            Err(rustix::io::Errno::NOSYS) if self.is_alive() => rustix::process::kill_process(pid, signal),
-            Ok(_) | Err(rustix::io::Errno::SRCH | rustix::io::Errno::NOSYS) => return Ok(false),
-            Err(error) => Err(error),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOSYS.raw_os_error()) => {
+                match Pid::from_raw(self.pid).filter(|_| self.is_alive()) {
+                    Some(pid) => rustix::process::kill_process(pid, signal),
+                    None => return Ok(false),
+                }
+            }
+            Err(error) => return Err(error),
         };
         match sent {
             Ok(()) => Ok(true),
@@ -141,19 +184,26 @@ mod tests {
 
     #[test]
     fn record_of_another_start_is_neither_alive_nor_stopped() {
-        let this = Process::this(1, String::new()).unwrap();
+        let this = Instance::this().unwrap();
         assert!(this.is_alive());
-        let earlier = Process { start_time: this.start_time - 1, ..this.clone() };
-        assert!(!earlier.is_alive());
-        earlier.stop(Duration::from_secs(1)).unwrap();
-        let other_boot = Process { boot_id: uuid::Uuid::new_v4().to_string(), ..this.clone() };
-        assert!(!other_boot.is_alive());
-        other_boot.stop(Duration::from_secs(1)).unwrap();
-        for pid in [0, -1, i32::MIN] {
-            let nobody = Process { pid, ..this.clone() };
-            assert!(!nobody.is_alive());
-            nobody.stop(Duration::from_secs(1)).unwrap();
+        assert!(this.open().unwrap().is_some());
+        let earlier = Instance { start_time: this.start_time - 1, ..this.clone() };
+        let other_boot = Instance { boot_id: uuid::Uuid::new_v4().to_string(), ..this.clone() };
+        let nobody = [0, -1, i32::MIN].map(|pid| Instance { pid, ..this.clone() });
+        for gone in [earlier, other_boot].into_iter().chain(nobody) {
+            assert!(!gone.is_alive());
+            assert!(gone.open().unwrap().is_none());
+            gone.stop(Duration::from_secs(1)).unwrap();
         }
+    }
+
+    #[test]
+    fn record_of_a_process_of_ours_is_kept_as_it_always_was() {
+        let instance = Instance { pid: 7, start_time: 8, boot_id: "b".to_owned() };
+        let process = Process { instance, program_sha256: "5a".to_owned(), revision: 9 };
+        let text = r#"{"pid":7,"start_time":8,"boot_id":"b","program_sha256":"5a","revision":9}"#;
+        assert_eq!(serde_json::to_string(&process).unwrap(), text);
+        assert_eq!(serde_json::from_str::<Process>(text).unwrap(), process);
     }
 
     #[test]
@@ -166,8 +216,8 @@ mod tests {
         let mut ready = [0; 6];
         child.stdout.take().unwrap().read_exact(&mut ready).unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        let this = Process::this(1, String::new()).unwrap();
-        let record = Process { pid, start_time: start_time(Path::new("/proc"), pid).unwrap(), ..this };
+        let start_time = start_time(Path::new("/proc"), pid).unwrap();
+        let record = Instance { pid, start_time, ..Instance::this().unwrap() };
         record.stop(Duration::from_millis(200)).unwrap();
         assert!(!record.is_alive());
         child.wait().unwrap();

@@ -14,12 +14,10 @@
 //! | `time.json` | enroll, run | what time it was, as a shepherd said |
 //! | `supervisor.json`, `agent.log` | supervise | the detached supervisor |
 //!
-//! A file is replaced, never rewritten: temporary file, fsync, rename, fsync of
-//! the directory. A machine that loses power in the middle of an enrolment must
-//! come back with the old fence or the new one, not with none.
+//! A file is replaced, never rewritten ([`durable`][]).
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -27,6 +25,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::roleserver::durable::{self, Durability};
 use crate::roleserver::enrolment::{Enrolment, Settings};
 use crate::roleserver::identity::{Identity, IdentityError};
 use crate::roleserver::known_time::Told;
@@ -292,35 +291,12 @@ impl StateDirectory {
 
     fn write(&self, name: &str, bytes: &[u8], durability: Durability) -> Result<(), StateError> {
         let path = self.path.join(name);
-        // One writer a file, but a dying one may overlap with its successor.
-        let temporary = self.path.join(format!(".{name}.{}", std::process::id()));
-        let replace = || -> std::io::Result<()> {
-            let mut file =
-                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-            file.write_all(bytes)?;
-            if durability == Durability::Durable {
-                file.sync_all()?;
-            }
-            std::fs::rename(&temporary, &path)?;
-            if durability == Durability::Durable {
-                File::open(&self.path)?.sync_all()?;
-            }
-            Ok(())
-        };
-        replace().map_err(|source| {
-            // Nothing half-done stays; that this may fail too adds nothing to the first error.
-            let _ = std::fs::remove_file(&temporary);
-            StateError::Io { doing: "writing", path: path.clone(), source }
+        durable::replace(&path, bytes, durability).map_err(|source| StateError::Io {
+            doing: "writing",
+            path,
+            source,
         })
     }
-}
-
-/// What a write is worth after the power went.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Durability {
-    Durable,
-    /// Speaks of running processes, of which none survives that.
-    UntilPowerLoss,
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, StateError> {

@@ -24,6 +24,7 @@ use crate::harness::child::Detached;
 use crate::harness::port::reserved;
 
 pub(crate) mod callback;
+mod children;
 mod odd_disk;
 
 const PATIENCE: Duration = Duration::from_mins(5);
@@ -350,6 +351,12 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestR
     assert!(text.contains("0b1a4a52-4a5c-4b66-8a5e-000000000001"), "{text}");
     assert!(text.contains("access 1"), "{text}");
     assert!(text.contains(&format!("to {}", callback.endpoint)), "{text}");
+    let tree: Vec<_> = text.lines().skip_while(|line| !line.starts_with("root ")).collect();
+    let states = tree.iter().map(|line| {
+        let words = line.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).split_whitespace();
+        words.take(2).collect::<Vec<_>>().join(" ")
+    });
+    assert_eq!(states.collect::<Vec<_>>(), ["root healthy", "callback healthy", "status healthy"], "{text}");
     Ok(())
 }
 

@@ -4,23 +4,32 @@
 //! says what happens: the first delivery, each change, and a failure when it
 //! begins, when its reason changes, and then ever more rarely, because a
 //! shepherd may be away for days and the log is on the machine's own disk.
+//!
+//! What runs is a tree of runnables, so that one part that fails is started again
+//! without the others:
+//!
+//! * `callback`: the heartbeat loop. New until a heartbeat was delivered.
+//! * `status`: tells `roleserver status` about the tree.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::roleserver::agent::{Agent, Event};
 use crate::roleserver::clock::{BootClock, HostClock};
 use crate::roleserver::commands::CommandError;
-use crate::roleserver::enrolment::Settings;
+use crate::roleserver::enrolment::{Enrolment, Settings};
 use crate::roleserver::hardware::{self, Sources};
 use crate::roleserver::known_time::KnownTime;
 use crate::roleserver::running::{Process, program_digest};
 use crate::roleserver::state_directory::{LastHeartbeat, Learned, Lock, StateDirectory, StateError};
+use crate::roleserver::told;
+use crate::supervisor::context::{Runnable, Starting};
+use crate::supervisor::supervise::{self, Supervisor};
+use crate::supervisor::value::Value;
 
 /// Runs the agent until SIGTERM or SIGINT.
 pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
@@ -34,14 +43,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     };
     let enrolment = state.enrolment().map_err(CommandError::failed)?.ok_or_else(not_enrolled)?;
     let identity = state.identity().map_err(CommandError::failed)?.ok_or_else(not_enrolled)?;
-    let learned = state.learned(enrolment.revision).unwrap_or_else(|error| {
-        tracing::warn!(%error, "going on with what the enrolment says");
-        None
-    });
-    let (settings, fallback) = match learned {
-        Some(Learned { settings, fallback, .. }) => (settings, fallback),
-        None => (enrolment.settings.clone(), None),
-    };
+    let (settings, fallback) = settings(&state, &enrolment);
     let clock = HostClock::read().map_err(CommandError::failed)?;
     let told = state.told_time().unwrap_or_else(|error| {
         tracing::warn!(%error, "going on with this machine's own clock");
@@ -57,7 +59,9 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     complain(recorded);
 
     let incarnation = Uuid::new_v4();
+    let heard = Value::new();
     let keeper = Keeper {
+        heard: heard.clone(),
         state: state.clone(),
         clock: clock.clone(),
         incarnation,
@@ -86,32 +90,76 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
 
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandError::failed)?;
-    let ended = runtime.block_on(until_asked_to_end(agent));
+    let root = {
+        let (state, enrolment) = (state.clone(), enrolment.clone());
+        Runnable::new(move |starting: Starting| {
+            let callback = callback(agent.clone(), state.clone(), enrolment.clone(), heard.clone());
+            let status = told::telling(state.path());
+            async move {
+                starting.start("callback", callback)?;
+                starting.start("status", status)?;
+                Err(starting.healthy().scope().cancelled().await.into())
+            }
+        })
+    };
+    let ended = runtime.block_on(until_asked_to_end(root));
     // A disk that hangs under the hardware reader must not hold up the end.
     runtime.shutdown_timeout(Duration::from_millis(100));
     ended.map_err(CommandError::failed)
 }
 
-async fn until_asked_to_end(agent: Agent) -> std::io::Result<()> {
+/// What was learned last for this enrolment, and what to fall back to.
+fn settings(state: &StateDirectory, enrolment: &Enrolment) -> (Settings, Option<Settings>) {
+    let learned = state.learned(enrolment.revision).unwrap_or_else(|error| {
+        tracing::warn!(%error, "going on with what the enrolment says");
+        None
+    });
+    learned.map_or_else(
+        || (enrolment.settings.clone(), None),
+        |Learned { settings, fallback, .. }| (settings, fallback),
+    )
+}
+
+/// The heartbeat loop, each life with what the one before has learned.
+fn callback(agent: Agent, state: StateDirectory, enrolment: Enrolment, heard: Value<()>) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (settings, fallback) = settings(&state, &enrolment);
+        let agent = Agent { settings, fallback, ..agent.clone() };
+        let mut heard = heard.watch();
+        async move {
+            let scope = starting.scope().clone();
+            let mut run = std::pin::pin!(agent.run(scope.token()));
+            tokio::select! {
+                () = &mut run => return Err(scope.cancelled().await.into()),
+                () = heard.next() => {}
+            }
+            let healthy = starting.healthy();
+            run.await;
+            Err(healthy.scope().cancelled().await.into())
+        }
+    })
+}
+
+async fn until_asked_to_end(root: Runnable) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let shutdown = CancellationToken::new();
-    let run = agent.run(shutdown.clone());
-    tokio::pin!(run);
+    let tree = Supervisor::start(root, supervise::Settings::default());
     loop {
         tokio::select! {
-            () = &mut run => return Ok(()),
-            _ = terminate.recv() => shutdown.cancel(),
-            _ = interrupt.recv() => shutdown.cancel(),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
             // The end of a terminal is not the end of the machine.
             _ = hangup.recv() => {}
         }
     }
+    tree.stop().await;
+    Ok(())
 }
 
 /// Keeps and says what the loop tells.
 struct Keeper {
+    heard: Value<()>,
     state: StateDirectory,
     clock: HostClock,
     incarnation: Uuid,
@@ -132,6 +180,7 @@ impl Keeper {
         memory.unrecorded.take_if(|record| self.state.record_agent(record).is_ok());
         match event {
             Event::Delivered { endpoint, delivered, .. } => {
+                self.heard.set(());
                 let recovered = memory.last_error.take().is_some();
                 if delivered.first || recovered {
                     tracing::info!(%endpoint, "heartbeat delivered");

@@ -10,8 +10,9 @@ use crate::roleserver::clock::{BootClock as _, HostClock};
 use crate::roleserver::commands::CommandError;
 use crate::roleserver::running::Process;
 use crate::roleserver::state_directory::{LastHeartbeat, StateDirectory, StateError};
+use crate::roleserver::told;
 
-/// The status as text, one fact a line.
+/// The status as text, one fact a line, and what runs in the agent as a tree.
 pub fn text(state_directory: &Path) -> Result<String, CommandError> {
     let clock = HostClock::read().map_err(CommandError::failed)?;
     let state = StateDirectory::at(state_directory.to_owned());
@@ -48,6 +49,9 @@ pub fn text(state_directory: &Path) -> Result<String, CommandError> {
     }
     if let Some(last) = page.take("heartbeat", state.last_heartbeat()) {
         page.line("heartbeat", heartbeat(&last, &clock.boot_id(), clock.milliseconds()));
+    }
+    if let Some(tree) = told::ask(state.path()) {
+        let _ = write!(page.0, "\n{tree}");
     }
     Ok(page.0)
 }

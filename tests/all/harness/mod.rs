@@ -3,6 +3,7 @@
 pub(crate) mod aloud;
 pub(crate) mod callback;
 pub(crate) mod child;
+pub(crate) mod etcd_servers;
 pub(crate) mod fleet;
 pub(crate) mod line;
 pub(crate) mod memory;

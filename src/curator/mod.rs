@@ -1,0 +1,50 @@
+//! What the nodes of a cluster agree on: who belongs to it, and what each is to do.
+//!
+//! A curator runs on every consensus member, beside its member of etcd; one of them leads and is the only one
+//! that writes. What it serves stands in `proto/shepherd/curator/v1`.
+//!
+//! # How the files fit
+//!
+//! Decisions, all of them functions of what is known and of the time, so that a table tests them and a
+//! simulated cluster runs them as the real one does:
+//!
+//! * [`node_id`][]: who a node is. [`node`][]: what is kept of it, and how that stands in etcd.
+//! * [`life_cycle`][]: how a node comes, and how it goes. [`labels`][]: what people say of it.
+//! * [`role`][]: the names of roles. [`roles`][]: what becomes of an order to give or take roles.
+//! * [`membership`][]: how the members of etcd and the records of nodes come to agree, one change at a time.
+//! * [`health`][]: what silence means. [`filter`][]: which nodes a list shows.
+//! * [`tickets`][]: which machines may ask to become nodes.
+//! * [`permissions`][]: who may make which call. [`peer`][]: how it is known who makes it. [`pki`][]: what
+//!   the authority signs.
+//! * [`declaration`][]: operators' own roles. [`template`][]: what differs between the nodes that have one.
+//! * [`key_space`][]: where in etcd everything stands. [`record`][]: how it is read there.
+//!
+//! And all that is said to etcd: [`etcd`][].
+//!
+//! # What would break otherwise
+//!
+//! etcd's membership leads and roles follow: a node whose role were taken first would stop a member that
+//! still votes, and with it, perhaps, the cluster. So every decision about roles names the change of
+//! membership to be made *before* the record is written, and [`membership::sync`] completes what was left
+//! half-done; nothing ever takes it back.
+//!
+//! A refusal is a value with a sentence and the code that gRPC answers it with, never an event in a log.
+
+pub mod declaration;
+pub mod etcd;
+pub mod filter;
+pub mod health;
+pub mod key_space;
+pub mod labels;
+pub mod life_cycle;
+pub mod membership;
+pub mod node;
+pub mod node_id;
+pub mod peer;
+pub mod permissions;
+pub mod pki;
+pub mod record;
+pub mod role;
+pub mod roles;
+pub mod template;
+pub mod tickets;

@@ -1,0 +1,385 @@
+//! Control groups, version 1, 2 or both, as the host has them.
+//!
+//! A group tells what belongs to a program, however often that has forked and whoever has adopted its children since, and
+//! limits all of it together. On a host with both versions the controllers are where version 1 has them, and version 2 has
+//! none but still tells what belongs together (cgroups(7); `Documentation/admin-guide/cgroup-v2.rst` of Linux).
+//!
+//! Groups are made below that of the role server itself, so that whoever limits the role server limits all that it runs.
+//! In version 2 a group that hands controllers on must hold no process: the role server moves into a group of its own
+//! beside those of its children first.
+//!
+//! A host may let us have no groups at all: in a container, or where the role server is no root. Then programs run without
+//! limits, and only what was written down is found again; [`Mounts::is_none`] says so.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Error, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::roleserver::child::spec::Limits;
+
+/// The group of the role server itself, where it had to move.
+const OWN: &str = "agent";
+/// Controllers of version 1 that limits need.
+const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+/// Microseconds in which a share of a processor is given out.
+const PERIOD: u64 = 100_000;
+/// The kernel gives out no less.
+const LEAST_QUOTA: u64 = 1000;
+/// A process that was killed and is not gone by then hangs in the kernel.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Where this host has control groups, and where in them this process is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mounts {
+    /// Of version 2.
+    unified: Option<PathBuf>,
+    /// Of version 1, by controller.
+    first: BTreeMap<&'static str, PathBuf>,
+}
+
+/// Why a group is not as it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing} {} failed: {source}", path.display())]
+pub struct CgroupError {
+    doing: &'static str,
+    path: PathBuf,
+    source: Error,
+}
+
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(Error) -> CgroupError {
+    move |source| CgroupError { doing, path: path.to_owned(), source }
+}
+
+impl Mounts {
+    /// No groups at all.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Those of this host, in which this process may make groups.
+    #[must_use]
+    pub fn of_this_host() -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let mut found = Self::of(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        let writable = |path: &PathBuf| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
+        found.unified.take_if(|path| !writable(path));
+        found.first.retain(|_, path| writable(path));
+        found
+    }
+
+    /// What `/proc/self/mountinfo` and `/proc/self/cgroup` say (proc(5), cgroups(7)).
+    #[must_use]
+    pub fn of(mountinfo: &str, own: &str) -> Self {
+        // `ID:CONTROLLERS:PATH`, where version 2 has the id 0 and names none.
+        let mut paths = BTreeMap::new();
+        for line in own.lines() {
+            let mut fields = line.splitn(3, ':');
+            let (Some(id), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            if id == "0" {
+                paths.insert("", path);
+            }
+            paths.extend(controllers.split(',').filter(|name| !name.is_empty()).map(|name| (name, path)));
+        }
+        let mut mounts = Self::default();
+        for line in mountinfo.lines() {
+            // `… ROOT POINT OPTIONS OPTIONAL… - TYPE SOURCE SUPER_OPTIONS`
+            let Some((before, after)) = line.split_once(" - ") else { continue };
+            let (before, after): (Vec<_>, Vec<_>) = (before.split(' ').collect(), after.split(' ').collect());
+            let (Some(root), Some(point), Some(kind)) = (before.get(3), before.get(4), after.first()) else {
+                continue;
+            };
+            let below = |name: &str| {
+                let own = paths.get(name)?;
+                // What is mounted may be a part of the tree alone.
+                let own = if *root == "/" { own } else { own.strip_prefix(root)? };
+                let own = own.trim_matches('/');
+                Some(if own.is_empty() { PathBuf::from(point) } else { Path::new(point).join(own) })
+            };
+            match *kind {
+                "cgroup2" => mounts.unified = mounts.unified.take().or_else(|| below("")),
+                "cgroup" => {
+                    let options = after.get(2).copied().unwrap_or_default();
+                    for name in CONTROLLERS {
+                        if options.split(',').any(|option| option == name)
+                            && let Some(path) = below(name)
+                        {
+                            mounts.first.entry(name).or_insert(path);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        // A role server that became another one by itself is still where the first one went.
+        for path in mounts.unified.iter_mut().chain(mounts.first.values_mut()) {
+            if path.ends_with(OWN) {
+                path.pop();
+            }
+        }
+        mounts
+    }
+
+    /// Whether there are no groups here.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.unified.is_none() && self.first.is_empty()
+    }
+
+    /// Makes the group of one child, with these limits. `family` tells the children of one role server from another's.
+    pub fn group(&self, family: &str, name: &str, limits: &Limits) -> Result<Group, CgroupError> {
+        let mut group = Group::default();
+        if let Some(own) = &self.unified {
+            let above = own.join(family);
+            let path = above.join(name);
+            make(&path)?;
+            if self.first.is_empty() {
+                hand_on(own, &above)?;
+            }
+            group.unified = Some(path);
+        }
+        for (controller, own) in &self.first {
+            let path = own.join(family).join(name);
+            make(&path)?;
+            group.first.insert((*controller).to_owned(), path);
+        }
+        group.limit(limits)?;
+        Ok(group)
+    }
+}
+
+fn make(path: &Path) -> Result<(), CgroupError> {
+    fs::create_dir_all(path).map_err(failed("making the control group", path))
+}
+
+/// Lets the groups below have the controllers that there are. Without any there are no limits, and no failure.
+fn hand_on(own: &Path, above: &Path) -> Result<(), CgroupError> {
+    let there = fs::read_to_string(own.join("cgroup.controllers")).unwrap_or_default();
+    let there: Vec<_> =
+        CONTROLLERS.into_iter().filter(|name| there.split_whitespace().any(|c| c == *name)).collect();
+    if there.is_empty() {
+        return Ok(());
+    }
+    let wanted: Vec<_> = there.iter().map(|name| format!("+{name}")).collect();
+    for group in [own, above] {
+        let file = group.join("cgroup.subtree_control");
+        let has = fs::read_to_string(&file).unwrap_or_default();
+        if there.iter().all(|name| has.split_whitespace().any(|has| has == *name)) {
+            continue;
+        }
+        if let Err(error) = fs::write(&file, wanted.join(" ")) {
+            // Processes stand in it, at least this one.
+            if error.kind() != ErrorKind::ResourceBusy {
+                return Err(failed("handing controllers on from", group)(error));
+            }
+            let moved = own.join(OWN);
+            make(&moved)?;
+            fs::write(moved.join("cgroup.procs"), "0").map_err(failed("moving to", &moved))?;
+            fs::write(&file, wanted.join(" ")).map_err(failed("handing controllers on from", group))?;
+        }
+    }
+    Ok(())
+}
+
+/// The group of one child: a directory for each hierarchy that it is in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Group {
+    unified: Option<PathBuf>,
+    first: BTreeMap<String, PathBuf>,
+}
+
+impl Group {
+    fn directories(&self) -> impl Iterator<Item = &PathBuf> {
+        self.unified.iter().chain(self.first.values())
+    }
+
+    /// Moves the calling process into it. What that starts from then on is in it too.
+    pub fn join(&self) -> Result<(), CgroupError> {
+        for path in self.directories() {
+            fs::write(path.join("cgroup.procs"), "0").map_err(failed("joining the control group", path))?;
+        }
+        Ok(())
+    }
+
+    /// Sets its limits; those that are none are lifted.
+    pub fn limit(&self, limits: &Limits) -> Result<(), CgroupError> {
+        let or =
+            |value: Option<u64>, none: &str| value.map_or_else(|| none.to_owned(), |value| value.to_string());
+        let quota = limits.cpu_millis.map(|millis| (millis.saturating_mul(PERIOD) / 1000).max(LEAST_QUOTA));
+        let set = |limited: bool, path: &Path, file: &str, value: String| {
+            let file = path.join(file);
+            // A kernel without that limit cannot lift it either.
+            if !limited && !file.exists() {
+                return Ok(());
+            }
+            fs::write(&file, value).map_err(failed("setting the limit", &file))
+        };
+        let (memory, cpu, tasks) =
+            (limits.memory_bytes.is_some(), limits.cpu_millis.is_some(), limits.tasks.is_some());
+        if let Some(path) = self.unified.as_ref().filter(|_| self.first.is_empty()) {
+            set(memory, path, "memory.max", or(limits.memory_bytes, "max"))?;
+            set(cpu, path, "cpu.max", format!("{} {PERIOD}", or(quota, "max")))?;
+            set(tasks, path, "pids.max", or(limits.tasks, "max"))?;
+        }
+        if let Some(path) = self.first.get("memory") {
+            set(memory, path, "memory.limit_in_bytes", or(limits.memory_bytes, "-1"))?;
+        }
+        if let Some(path) = self.first.get("cpu") {
+            set(cpu, path, "cpu.cfs_period_us", PERIOD.to_string())?;
+            set(cpu, path, "cpu.cfs_quota_us", or(quota, "-1"))?;
+        }
+        if let Some(path) = self.first.get("pids") {
+            set(tasks, path, "pids.max", or(limits.tasks, "max"))?;
+        }
+        Ok(())
+    }
+
+    /// The pids of those in it.
+    pub fn processes(&self) -> Result<Vec<i32>, CgroupError> {
+        let Some(path) = self.directories().next() else { return Ok(Vec::new()) };
+        match fs::read_to_string(path.join("cgroup.procs")) {
+            // One of another pid namespace is told as 0.
+            Ok(text) => {
+                Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect())
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(failed("reading the control group", path)(error)),
+        }
+    }
+
+    /// Kills all that is in it, and waits until it is empty; says how many there were. Blocks.
+    pub fn kill(&self) -> Result<usize, CgroupError> {
+        let first = self.processes()?;
+        let end = Instant::now() + PATIENCE;
+        let mut left = first.clone();
+        while !left.is_empty() {
+            let Some(path) = self.directories().next() else { break };
+            if Instant::now() >= end {
+                let hangs = format!("process {} does not end, not even when killed", left[0]);
+                return Err(failed("emptying the control group", path)(Error::new(
+                    ErrorKind::TimedOut,
+                    hangs,
+                )));
+            }
+            // All at once where the kernel can (Linux 5.14), so that none forks away meanwhile.
+            if fs::write(path.join("cgroup.kill"), "1").is_err() {
+                self.kill_each(&left)?;
+            }
+            std::thread::sleep(PAUSE);
+            left = self.processes()?;
+        }
+        Ok(first.len())
+    }
+
+    fn kill_each(&self, pids: &[i32]) -> Result<(), CgroupError> {
+        for pid in pids {
+            let Some(Ok(handle)) =
+                Pid::from_raw(*pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()))
+            else {
+                continue;
+            };
+            // Once it is opened the pid cannot change hands unseen; it is still one of these.
+            if self.processes()?.contains(pid) {
+                // One that has ended meanwhile needs it no more.
+                let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes it, when it is empty. One that is not stays, and is found again.
+    pub fn remove(&self) {
+        for path in self.directories() {
+            let _ = fs::remove_dir(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+24 1 0:21 / /proc rw,relatime - proc proc rw
+30 28 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+31 28 0:27 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+32 28 0:28 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,xattr,name=systemd
+33 28 0:29 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate
+";
+    const HYBRID_OWN: &str = "\
+5:name=systemd:/system.slice/roleserver.service
+4:memory:/system.slice/roleserver.service
+3:cpu,cpuacct:/
+0::/system.slice/roleserver.service
+";
+
+    #[test]
+    fn groups_are_found_where_the_host_has_them() {
+        let found = Mounts::of(HYBRID, HYBRID_OWN);
+        let first = [
+            ("cpu", PathBuf::from("/sys/fs/cgroup/cpu,cpuacct")),
+            ("memory", "/sys/fs/cgroup/memory/system.slice/roleserver.service".into()),
+        ];
+        let unified = Some("/sys/fs/cgroup/unified/system.slice/roleserver.service".into());
+        assert_eq!(found, Mounts { unified, first: first.into() });
+        let second = "28 1 0:25 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n";
+        let unified = Some(PathBuf::from("/sys/fs/cgroup/a.slice"));
+        for own in ["0::/a.slice\n", "0::/a.slice/agent\n"] {
+            assert_eq!(Mounts::of(second, own), Mounts { unified: unified.clone(), first: BTreeMap::new() });
+        }
+        assert!(Mounts::of("", "").is_none());
+        assert!(Mounts::of("28 1 0:25 / /sys/fs/cgroup rw - cgroup2", "garbage").is_none());
+    }
+
+    #[test]
+    fn part_of_the_tree_that_is_mounted_is_all_there_is() {
+        let part = "28 1 0:25 /docker/abc /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n";
+        let found = |own| Mounts::of(part, own).unified;
+        assert_eq!(found("0::/docker/abc/x\n"), Some("/sys/fs/cgroup/x".into()));
+        assert_eq!(found("0::/docker/abc\n"), Some("/sys/fs/cgroup".into()));
+        assert_eq!(found("0::/elsewhere\n"), None);
+    }
+
+    /// Directories and files stand in for a hierarchy; a real one is in `tests/all/roleserver/children.rs`.
+    #[test]
+    fn limits_are_written_as_each_version_wants_them() {
+        let root = tempfile::tempdir().unwrap();
+        let limits = Limits { memory_bytes: Some(1 << 20), cpu_millis: Some(1500), tasks: Some(7) };
+        let read = |group: &Path, file: &str| fs::read_to_string(group.join(file)).unwrap();
+        let second = Mounts { unified: Some(root.path().join("two")), first: BTreeMap::new() };
+        let group = second.group("family", "web", &limits).unwrap();
+        let path = root.path().join("two/family/web");
+        assert_eq!(group.unified.as_deref(), Some(&*path));
+        assert_eq!((read(&path, "memory.max"), read(&path, "pids.max")), ("1048576".into(), "7".into()));
+        assert_eq!(read(&path, "cpu.max"), "150000 100000");
+        group.limit(&Limits { cpu_millis: Some(1), ..Limits::default() }).unwrap();
+        assert_eq!((read(&path, "memory.max"), read(&path, "cpu.max")), ("max".into(), "1000 100000".into()));
+
+        let first = CONTROLLERS.map(|name| (name, root.path().join(name)));
+        let both = Mounts { unified: second.unified, first: first.into() };
+        both.group("family", "web2", &limits).unwrap();
+        let of = |name: &str| root.path().join(name).join("family/web2");
+        assert_eq!(read(&of("memory"), "memory.limit_in_bytes"), "1048576");
+        assert_eq!(read(&of("cpu"), "cpu.cfs_quota_us"), "150000");
+        assert_eq!(read(&of("pids"), "pids.max"), "7");
+        assert!(!root.path().join("two/family/web2/pids.max").exists(), "version 1 has the controllers");
+    }
+
+    #[test]
+    fn where_there_are_no_groups_nothing_is_limited_and_nothing_fails() {
+        let group =
+            Mounts::none().group("family", "web", &Limits { tasks: Some(1), ..Limits::default() }).unwrap();
+        assert_eq!(group, Group::default());
+        group.join().unwrap();
+        assert_eq!((group.processes().unwrap(), group.kill().unwrap()), (vec![], 0));
+        group.remove();
+    }
+}

@@ -1,0 +1,128 @@
+//! The socket on which a role server says what it does just now.
+//!
+//! What survives a restart is in files; how the parts of a running role server fare is known to that one alone. Whoever
+//! connects to `status.sock` in its state directory reads the tree of its runnables as text, and the end. Nothing is
+//! asked and nothing can be ordered: who may read that directory, root or the user it runs as, may read this.
+
+use std::io::Read as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream as BlockingStream;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixListener;
+
+use crate::supervisor::context::{Runnable, Scope, Starting};
+
+const NAME: &str = "status.sock";
+/// A path to a socket is shorter than this, by the kernel's `struct sockaddr_un` (unix(7)).
+const LONGEST_PATH: usize = 108;
+/// Whoever does not read or write for so long is left alone.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A disk on which no socket can be made may be well again some day.
+const PAUSE: Duration = Duration::from_mins(1);
+
+/// Says what the tree that it belongs to does, for as long as it lives.
+///
+/// There must be no other role server on this state directory: a socket that is there already is replaced.
+#[must_use]
+pub fn telling(directory: &Path) -> Runnable {
+    let directory = directory.to_owned();
+    Runnable::new(move |starting: Starting| {
+        let directory = directory.clone();
+        async move {
+            let healthy = starting.healthy();
+            let scope = healthy.scope();
+            let mut complained = false;
+            loop {
+                match listen(&directory) {
+                    Ok(listener) => scope.until_cancelled(tell(&listener, scope)).await?,
+                    Err(error) if !complained => {
+                        tracing::warn!(%error, "status cannot tell what runs; going on without");
+                        complained = true;
+                    }
+                    Err(_) => {}
+                }
+                scope.until_cancelled(tokio::time::sleep(PAUSE)).await?;
+            }
+        }
+    })
+}
+
+/// What the role server on this state directory says that it does; none when there is none, or it does not say.
+#[must_use]
+pub fn ask(directory: &Path) -> Option<String> {
+    let mut stream = at(directory, |path| BlockingStream::connect(path)).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+fn listen(directory: &Path) -> std::io::Result<UnixListener> {
+    at(directory, |path| {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        UnixListener::bind(path)
+    })
+}
+
+/// Goes on until the listener fails.
+async fn tell(listener: &UnixListener, scope: &Scope) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let text = scope.report().to_string();
+        // Whoever goes away unheard has not asked.
+        let _ = tokio::time::timeout(PATIENCE, stream.write_all(text.as_bytes())).await;
+    }
+}
+
+/// Does something at the socket's path, by a shorter way where the path is too long for a socket.
+fn at<T>(directory: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
+    let path = directory.join(NAME);
+    if path.as_os_str().len() < LONGEST_PATH {
+        return act(&path);
+    }
+    let opened = std::fs::File::open(directory)?;
+    act(&Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string()).join(NAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::supervisor::supervise::{Settings, Supervisor};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn running_tree_is_told_also_from_a_directory_with_a_long_path_and_after_one_that_died() {
+        let directory = tempfile::tempdir().unwrap();
+        for depth in [1, 100] {
+            let place = directory.path().join("a".repeat(depth));
+            std::fs::create_dir(&place).unwrap();
+            assert_eq!(ask(&place), None);
+            for _ in 0..2 {
+                let root = {
+                    let place = place.clone();
+                    Runnable::new(move |starting: Starting| {
+                        let place = place.clone();
+                        async move {
+                            starting.start("status", telling(&place))?;
+                            Err(starting.healthy().scope().cancelled().await.into())
+                        }
+                    })
+                };
+                // The second one finds the socket that the first has left.
+                let tree = Supervisor::start(root, Settings::default());
+                tree.settled().await;
+                let asked = place.clone();
+                let text = tokio::task::spawn_blocking(move || ask(&asked)).await.unwrap().unwrap();
+                assert_eq!(text.lines().count(), 2, "{text}");
+                assert!(text.contains("└─ status  healthy"), "{text}");
+                tree.stop().await;
+                assert_eq!(ask(&place), None);
+            }
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Who of several leads, and who stops when he does not any more.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use shepherd::curator::etcd::client::Client;
+use shepherd::curator::etcd::election::{Candidate, Standing, stand};
+use shepherd::curator::etcd::guard::{Change, Expected, Guard, WriteError};
+use shepherd::curator::etcd::namespace::Keys;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::{Cluster, PATIENCE, in_time};
+
+/// Longer than any test: what happens within a test does not happen by its end.
+const NEVER: Duration = Duration::from_hours(1);
+/// Long enough for a host that runs hundreds of tests to keep it alive.
+const TTL: Duration = Duration::from_secs(10);
+
+/// One curator's part in the election.
+struct Stander {
+    name: String,
+    client: Client,
+    standing: watch::Receiver<Standing>,
+    cancel: CancellationToken,
+    task: JoinSet<()>,
+}
+
+impl Stander {
+    fn new(client: Client, name: &str, ttl: Duration) -> Self {
+        let (sender, standing) = watch::channel(Standing::Neither);
+        let (cancel, mut task) = (CancellationToken::new(), JoinSet::new());
+        let candidate = Candidate { election: "/leader".to_owned(), name: name.to_owned(), ttl };
+        task.spawn({
+            let (client, cancel) = (client.clone(), cancel.clone());
+            async move { stand(&client, &candidate, sender, &cancel).await }
+        });
+        Self { name: name.to_owned(), client, standing, cancel, task }
+    }
+
+    fn now(&self) -> Standing {
+        self.standing.borrow().clone()
+    }
+
+    async fn until(&mut self, what: &str, is: impl FnMut(&Standing) -> bool) -> Result<Standing> {
+        Ok(in_time(what, self.standing.wait_for(is)).await??.clone())
+    }
+
+    /// Waits until it leads.
+    async fn leads(&mut self) -> Result<Guard> {
+        match self.until("it leads", |now| matches!(now, Standing::Leader(_))).await? {
+            Standing::Leader(guard) => Ok(guard),
+            other => anyhow::bail!("{other:?}"),
+        }
+    }
+
+    /// Waits until it follows this one.
+    async fn follows(&mut self, guard: &Guard) -> Result<String> {
+        let follows = |now: &Standing| matches!(now, Standing::Follower(leader) if leader.guard == *guard);
+        match self.until("it follows", follows).await? {
+            Standing::Follower(leader) => Ok(leader.name),
+            other => anyhow::bail!("{other:?}"),
+        }
+    }
+
+    async fn is_neither(&mut self) -> Result<()> {
+        self.until("it is neither", |now| *now == Standing::Neither).await.map(drop)
+    }
+
+    /// Asks it to stop, and waits until it has.
+    async fn stop(mut self) -> Result<()> {
+        self.cancel.cancel();
+        in_time("its end", self.task.join_next()).await?.context("it ran")??;
+        ensure!(*self.standing.borrow() == Standing::Neither, "it ended and still is {:?}", self.now());
+        Ok(())
+    }
+}
+
+async fn write(client: &Client, guard: &Guard, value: &str) -> Result<i64, WriteError> {
+    let change = Change::Put { key: "/by".to_owned(), value: value.into(), expected: Expected::Anything };
+    client.write(guard, &[change]).await
+}
+
+/// Waits until one of them leads and all others follow it, but for the one that is left out: which, and its guard.
+async fn agreed(all: &[Stander], left_out: Option<usize>) -> Result<(usize, Guard)> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let now: Vec<(usize, Standing)> = all
+            .iter()
+            .map(Stander::now)
+            .enumerate()
+            .filter(|(number, _)| Some(*number) != left_out)
+            .collect();
+        let leaders: Vec<(usize, &Guard)> = now
+            .iter()
+            .filter_map(
+                |(number, now)| if let Standing::Leader(guard) = now { Some((*number, guard)) } else { None },
+            )
+            .collect();
+        if let [(leader, guard)] = leaders[..] {
+            let follows = |now: &Standing| matches!(now, Standing::Follower(by) if by.guard == *guard && by.name == all[leader].name);
+            if now.iter().all(|(number, now)| *number == leader || follows(now)) {
+                return Ok((leader, guard.clone()));
+            }
+        }
+        ensure!(Instant::now() < end, "they do not agree: {now:#?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Scenario C-1: each beside an etcd of its own; the leader's falls silent.
+#[tokio::test]
+async fn of_three_one_leads_and_another_when_its_etcd_falls_silent() -> TestResult {
+    let etcd = Cluster::start(3).await?;
+    let client = |number: usize| etcd.client_of(&[number]).with_deadline(Duration::from_secs(5));
+    let mut all: Vec<Stander> =
+        (0..3).map(|number| Stander::new(client(number), &format!("node-{number}"), TTL)).collect();
+    let (leader, guard) = agreed(&all, None).await?;
+    write(&client(leader), &guard, "first").await?;
+
+    etcd.silence(leader)?;
+    // What it says now is heard when it leads no more.
+    let late = tokio::spawn({
+        let (client, guard) = (client(leader).with_deadline(PATIENCE), guard.clone());
+        async move { write(&client, &guard, "late").await }
+    });
+    all[leader].is_neither().await?;
+    let (next, next_guard) = agreed(&all, Some(leader)).await?;
+    assert!(next_guard.key != guard.key && next_guard.create_revision > guard.create_revision);
+    assert_eq!(all[leader].now(), Standing::Neither, "nobody told it otherwise");
+    write(&all[next].client, &next_guard, "second").await?;
+    // By whatever way the former leader reaches etcd.
+    let error = write(&all[next].client, &guard, "first again").await.unwrap_err();
+    assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
+
+    etcd.let_speak(leader)?;
+    let (next, _) = agreed(&all, None).await?;
+    assert_ne!(next, leader, "it stands behind the others");
+    let error = write(&client(leader), &guard, "first again").await.unwrap_err();
+    assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
+    let late = in_time("its end", late).await?.context("it ran")?;
+    assert!(late.is_err(), "{late:?}");
+    let by = all[next].client.get("/by").await?.context("it is there")?;
+    assert_eq!(by.value, b"second", "no write of a former leader is ever seen");
+    Ok(())
+}
+
+#[tokio::test]
+async fn there_are_never_two_leaders_and_a_cancelled_one_need_not_be_waited_for() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let mut all: Vec<Stander> =
+        (0..4).map(|number| Stander::new(client.clone(), &format!("node-{number}"), NEVER)).collect();
+    let mut last = None;
+    while !all.is_empty() {
+        let (leader, guard) = agreed(&all, None).await?;
+        assert!(last.is_none_or(|before| before < guard.create_revision), "in the order of their keys");
+        last = Some(guard.create_revision);
+        all.remove(leader).stop().await?;
+        let error = write(&client, &guard, "late").await.unwrap_err();
+        assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
+    }
+    let left = client.list(&Keys::Under("/leader/".to_owned())).await?.records;
+    assert_eq!(left, [], "every lease was given back");
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_that_ends_without_a_word_is_followed_when_its_lease_has_ended() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let mut first = Stander::new(etcd.client(), "first", TTL);
+    let guard = first.leads().await?;
+    let mut second = Stander::new(etcd.client(), "second", NEVER);
+    second.follows(&guard).await?;
+    let dropped = Instant::now();
+    first.task.abort_all();
+    assert!(in_time("its end", first.task.join_next()).await?.context("it ran")?.is_err());
+    assert_eq!(*first.standing.borrow(), Standing::Neither, "dropped, and no leader is left to be read");
+    // Kept alive last within a third of its time before it ended.
+    let next = second.leads().await?;
+    assert!(dropped.elapsed() > TTL / 3, "its lease did not end, it was given back");
+    assert_ne!(next, guard);
+    second.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_former_life_left_is_removed_at_the_start() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let mut former = Stander::new(client.clone(), "node", NEVER);
+    let guard = former.leads().await?;
+    let mut other = Stander::new(client.clone(), "other", NEVER);
+    other.follows(&guard).await?;
+    former.task.abort_all();
+    let mut node = Stander::new(client.clone(), "node", NEVER);
+    // Its lease would live for an hour.
+    let next = other.leads().await?;
+    assert_eq!(node.follows(&next).await?, "other");
+    assert_eq!(client.get(&guard.key).await?, None);
+    node.stop().await?;
+    other.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn leader_whose_key_is_deleted_leads_no_more_until_it_is_elected_again() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let mut only = Stander::new(client.clone(), "node", NEVER);
+    let guard = only.leads().await?;
+    client.delete_unguarded(&Keys::One(guard.key.clone())).await?;
+    let other = |now: &Standing| matches!(now, Standing::Leader(now) if *now != guard);
+    let again = only.until("it leads again", other).await?;
+    let Standing::Leader(again) = again else { panic!("{again:?}") };
+    assert!(again.create_revision > guard.create_revision);
+    write(&client, &again, "again").await?;
+    let error = write(&client, &guard, "before").await.unwrap_err();
+    assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
+    only.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_quorum_there_is_neither_leader_nor_follower() -> TestResult {
+    let mut etcd = Cluster::start(3).await?;
+    let client = etcd.client().with_deadline(Duration::from_secs(5));
+    let mut leader = Stander::new(client.clone(), "node-0", TTL);
+    let guard = leader.leads().await?;
+    let mut follower = Stander::new(client.clone(), "node-1", TTL);
+    follower.follows(&guard).await?;
+    etcd.kill(1)?;
+    etcd.kill(2)?;
+    leader.is_neither().await?;
+    follower.is_neither().await?;
+    etcd.restart(1)?;
+    etcd.restart(2)?;
+    etcd.wait_until_it_answers(0).await?;
+    let both = [leader, follower];
+    let (_, guard) = agreed(&both, None).await?;
+    assert!(write(&etcd.client(), &guard, "again").await.is_ok());
+    Ok(())
+}
+
+#[tokio::test]
+async fn leader_has_stopped_before_its_lease_can_have_ended() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let mut leader = Stander::new(etcd.client(), "node", TTL);
+    leader.leads().await?;
+    let silent = Instant::now();
+    etcd.silence(0)?;
+    leader.is_neither().await?;
+    // Confirmed at the latest right before; with room for a host that has other things to do.
+    assert!(silent.elapsed() < TTL + Duration::from_mins(1), "{:?}", silent.elapsed());
+    assert!(in_time("its end", leader.stop()).await.is_ok(), "though etcd does not take the lease back");
+    Ok(())
+}

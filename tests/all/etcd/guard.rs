@@ -1,0 +1,122 @@
+//! Writes that only the leader can make.
+
+use anyhow::Context as _;
+use shepherd::curator::etcd::client::Client;
+use shepherd::curator::etcd::guard::{Change, Expected, Guard, WriteError};
+use shepherd::curator::etcd::namespace::Keys;
+use tokio::task::JoinSet;
+
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::Cluster;
+
+async fn lock(client: &Client) -> anyhow::Result<Guard> {
+    let create_revision = client.put_unguarded("/leader/1", b"").await?;
+    Ok(Guard { key: "/leader/1".to_owned(), create_revision })
+}
+
+fn put(key: &str, value: &str, expected: Expected) -> Change {
+    Change::Put { key: key.to_owned(), value: value.into(), expected }
+}
+
+fn delete(key: &str, expected: Expected) -> Change {
+    Change::Delete { key: key.to_owned(), expected }
+}
+
+#[tokio::test]
+async fn guarded_write_changes_all_or_nothing() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let guard = lock(&client).await?;
+    let both = [put("/a", "1", Expected::Absent), put("/b", "1", Expected::Anything)];
+    let first = client.write(&guard, &both).await?;
+    let read = client.read(&guard, "/a").await?.context("it was written")?;
+    assert_eq!((&read.value[..], read.mod_revision), (&b"1"[..], first));
+
+    let second = client.write(&guard, &[put("/a", "2", Expected::At(first))]).await?;
+    let stale = [put("/a", "3", Expected::At(first)), put("/b", "3", Expected::Anything)];
+    let error = client.write(&guard, &stale).await.unwrap_err();
+    assert!(matches!(&error, WriteError::Changed { changed, .. } if changed == &["/a"]), "{error:?}");
+    let error = client.write(&guard, &[put("/b", "3", Expected::Absent)]).await.unwrap_err();
+    assert!(matches!(&error, WriteError::Changed { changed, .. } if changed == &["/b"]), "{error:?}");
+    assert_eq!(client.get("/a").await?.context("it is there")?.value, b"2");
+    assert_eq!(client.get("/b").await?.context("it is there")?.value, b"1");
+
+    let error = client.write(&guard, &[delete("/a", Expected::At(first))]).await.unwrap_err();
+    assert!(matches!(error, WriteError::Changed { .. }), "{error:?}");
+    client.write(&guard, &[delete("/a", Expected::At(second))]).await?;
+    assert_eq!(client.read(&guard, "/a").await?, None);
+    let error = client.write(&guard, &[put("/a", "3", Expected::At(second))]).await.unwrap_err();
+    assert!(matches!(error, WriteError::Changed { .. }), "deleted is changed: {error:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn whoever_lost_the_election_writes_and_reads_nothing() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let guard = lock(&client).await?;
+    let first = client.write(&guard, &[put("/a", "1", Expected::Absent)]).await?;
+
+    client.delete_unguarded(&Keys::One(guard.key.clone())).await?;
+    for again in [false, true] {
+        if again {
+            // The same name, of another life.
+            assert_ne!(lock(&client).await?, guard);
+        }
+        for expected in [Expected::Anything, Expected::At(first), Expected::Absent] {
+            let error = client.write(&guard, &[put("/a", "2", expected)]).await.unwrap_err();
+            assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
+        }
+        let error = client.write(&guard, &[delete("/a", Expected::Anything)]).await.unwrap_err();
+        assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
+        let error = client.read(&guard, "/a").await.unwrap_err();
+        assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
+        assert!(error.to_string().contains("no longer the leader"), "{error}");
+    }
+    assert_eq!(client.get("/a").await?.context("it is there")?.mod_revision, first);
+    Ok(())
+}
+
+#[tokio::test]
+async fn etcd_that_is_away_is_no_lost_leadership() -> TestResult {
+    let mut etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let guard = lock(&client).await?;
+    etcd.kill(0)?;
+    let error = client.write(&guard, &[put("/a", "1", Expected::Absent)]).await.unwrap_err();
+    assert!(matches!(error, WriteError::Etcd(_)), "{error:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn tasks_of_one_leader_do_not_undo_one_another() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let guard = lock(&client).await?;
+    client.write(&guard, &[put("/counter", "0", Expected::Absent)]).await?;
+    let mut tasks = JoinSet::new();
+    for _ in 0..8 {
+        let (client, guard) = (client.clone(), guard.clone());
+        tasks.spawn(async move {
+            let (mut done, mut refused) = (0, 0);
+            while done < 10 {
+                let read = client.read(&guard, "/counter").await?.context("it is there")?;
+                let next = std::str::from_utf8(&read.value)?.parse::<u32>()? + 1;
+                let change = put("/counter", &next.to_string(), Expected::At(read.mod_revision));
+                match client.write(&guard, &[change]).await {
+                    Ok(_) => done += 1,
+                    Err(WriteError::Changed { .. }) => refused += 1,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            anyhow::Ok(refused)
+        });
+    }
+    let mut refused = 0;
+    while let Some(task) = tasks.join_next().await {
+        refused += task??;
+    }
+    assert!(refused > 0, "they never met");
+    assert_eq!(client.get("/counter").await?.context("it is there")?.value, b"80");
+    Ok(())
+}

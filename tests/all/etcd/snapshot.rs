@@ -1,0 +1,76 @@
+//! A copy of all that etcd keeps.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use shepherd::curator::etcd::snapshot::{Flaw, SnapshotError, verify};
+
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::Cluster;
+
+#[tokio::test]
+async fn snapshot_is_whole_ours_alone_and_of_the_revision_it_says() -> TestResult {
+    let etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    // More than one piece of what etcd sends (32 KiB).
+    for number in 0..20 {
+        client.put_unguarded(&format!("/{number}"), &vec![number; 100_000]).await?;
+    }
+    let revision = client.put_unguarded("/last", b"the last words").await?;
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("snapshot");
+    // What a crash left, which others could read.
+    fs::write(directory.path().join("snapshot.partial"), b"old")?;
+    let saved = client.save_snapshot(&path).await?;
+    assert_eq!(saved.revision, revision);
+    assert_eq!(saved.snapshot.bytes, fs::metadata(&path)?.len());
+    assert_eq!(fs::metadata(&path)?.permissions().mode() & 0o777, 0o600);
+    assert!(saved.snapshot.bytes > 2_000_000, "{saved:?}");
+    assert_eq!(verify(&path).await?, saved.snapshot);
+    let output = Command::new("sha256sum").arg(&path).output()?;
+    assert!(String::from_utf8(output.stdout)?.starts_with(&hex::encode(saved.snapshot.sha256)));
+    let bytes = fs::read(&path)?;
+    assert!(bytes.windows(14).any(|words| words == b"the last words"), "it is not all there");
+
+    client.put_unguarded("/more", b"more").await?;
+    let again = client.save_snapshot(&path).await?;
+    assert!(again.revision > saved.revision && again.snapshot.sha256 != saved.snapshot.sha256);
+    let left: Vec<_> =
+        fs::read_dir(directory.path())?.map(|entry| entry.map(|entry| entry.file_name())).collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+
+    let mut changed = bytes.clone();
+    changed[70_000] ^= 1;
+    fs::write(&path, &changed)?;
+    let error = verify(&path).await.unwrap_err();
+    assert!(matches!(error, SnapshotError::Broken { why: Flaw::Digest, .. }), "{error:?}");
+    fs::write(&path, &bytes[..bytes.len() - 1])?;
+    let error = verify(&path).await.unwrap_err();
+    assert!(matches!(error, SnapshotError::Broken { why: Flaw::Size(_), .. }), "{error:?}");
+    assert!(error.to_string().ends_with("take another"), "{error}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn snapshot_that_fails_leaves_the_one_before_and_nothing_else() -> TestResult {
+    let mut etcd = Cluster::start(1).await?;
+    let client = etcd.client();
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("snapshot");
+    let saved = client.save_snapshot(&path).await?;
+    etcd.kill(0)?;
+    let error = client.save_snapshot(&path).await.unwrap_err();
+    assert!(matches!(error, SnapshotError::Etcd(_)), "{error:?}");
+    assert_eq!(verify(&path).await?, saved.snapshot);
+    assert_eq!(fs::read_dir(directory.path())?.count(), 1);
+
+    etcd.restart(0)?;
+    etcd.wait_until_it_answers(0).await?;
+    let nowhere = directory.path().join("nowhere/snapshot");
+    let error = client.save_snapshot(&nowhere).await.unwrap_err();
+    assert!(error.to_string().starts_with("creating "), "{error}");
+    let error = verify(&nowhere).await.unwrap_err();
+    assert!(error.to_string().starts_with("reading "), "{error}");
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! Real etcd servers: clusters of one or more members on this host, each test's own.
+//!
+//! Members listen on UNIX sockets in a directory of the test's that only we can enter, for each other and for clients:
+//! no port is taken, and none can be taken from us. (etcd wants `host:port` after `unix://` and takes all of it as the
+//! socket's name, relative to where it runs.) What they write is not fsynced: a test's power does not fail.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
+use shepherd::curator::etcd::client::{Client, Endpoint};
+use shepherd::curator::etcd::namespace::Namespace;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use crate::harness::aloud::assertions_aloud;
+use crate::harness::child::{Program, guarded};
+
+/// How long anything may take before a test gives up on it.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
+
+/// A cluster whose members end with it.
+pub(crate) struct Cluster {
+    /// Before the directory, so that none writes there while it is removed.
+    members: Vec<Member>,
+    directory: tempfile::TempDir,
+    namespace: Namespace,
+}
+
+struct Member {
+    name: String,
+    program: Option<Program>,
+}
+
+impl Cluster {
+    /// Starts a cluster and waits until it answers.
+    pub(crate) async fn start(size: usize) -> Result<Self> {
+        assertions_aloud();
+        let names: Vec<String> = (0..size).map(|number| format!("m{number}")).collect();
+        let all = names.iter().map(|name| format!("{name}={}", peer_url(name))).collect::<Vec<_>>().join(",");
+        // Only we can enter it: `tempdir` makes it so.
+        let mut cluster =
+            Self { members: Vec::new(), directory: tempfile::tempdir()?, namespace: Namespace::new("test")? };
+        for name in names {
+            let program =
+                cluster.spawn(&name, &["--initial-cluster", &all, "--initial-cluster-state", "new"])?;
+            cluster.members.push(Member { name, program: Some(program) });
+        }
+        for member in 0..size {
+            cluster.wait_until_it_answers(member).await?;
+        }
+        Ok(cluster)
+    }
+
+    fn spawn(&self, name: &str, arguments: &[&str]) -> Result<Program> {
+        let mut command = self.command(name);
+        command.args(arguments);
+        let log = self.path(&format!("{name}.log"));
+        Program::spawn_logged(&mut command, &log)
+            .context("etcd does not start: is it installed? tools/need etcd")
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = guarded("etcd");
+        for (variable, _) in std::env::vars_os() {
+            if variable.to_str().is_some_and(|variable| variable.starts_with("ETCD")) {
+                command.env_remove(variable);
+            }
+        }
+        let (client, peer) = (format!("unix://{}", socket_name(name)), peer_url(name));
+        command
+            .current_dir(self.directory.path())
+            .args(["--name", name, "--data-dir", name, "--unsafe-no-fsync", "--logger", "zap"])
+            .args(["--log-outputs", "stderr", "--listen-client-urls", &client])
+            .args(["--advertise-client-urls", &client, "--listen-peer-urls", &peer])
+            .args(["--initial-advertise-peer-urls", &peer]);
+        command
+    }
+
+    /// A file in the cluster's directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn endpoint(&self, member: usize) -> Endpoint {
+        Endpoint::Socket(self.path(&socket_name(&self.members[member].name)))
+    }
+
+    /// A client of one member, or of several in turn.
+    pub(crate) fn client_of(&self, members: &[usize]) -> Client {
+        let endpoints = members.iter().map(|member| self.endpoint(*member)).collect();
+        // A host that runs hundreds of tests is slow; tests of silence set a deadline of their own.
+        Client::new(endpoints, self.namespace.clone()).with_deadline(Duration::from_secs(30))
+    }
+
+    /// A client of the first member.
+    pub(crate) fn client(&self) -> Client {
+        self.client_of(&[0])
+    }
+
+    /// Stops a member as `SIGSTOP` does: it holds its connections and says nothing.
+    pub(crate) fn silence(&self, member: usize) -> Result<()> {
+        let program = self.program(member)?;
+        program.signal(Signal::STOP)?;
+        // The signal is sent when this returns, and threads that run on another processor go on for a moment.
+        let end = Instant::now() + PATIENCE;
+        while !every_thread_is_stopped(program.pid())? {
+            ensure!(Instant::now() < end, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Lets it go on.
+    pub(crate) fn let_speak(&self, member: usize) -> Result<()> {
+        self.program(member)?.signal(Signal::CONT)
+    }
+
+    /// Kills a member as a power cut does.
+    pub(crate) fn kill(&mut self, member: usize) -> Result<()> {
+        self.members[member].program.take().context("it does not run")?.kill()
+    }
+
+    /// Starts a member again that was killed, with what it has on its disk. Does not wait until it answers.
+    pub(crate) fn restart(&mut self, member: usize) -> Result<()> {
+        let name = &self.members[member].name;
+        // One that is killed leaves it behind, and etcd does not listen where something is.
+        std::fs::remove_file(self.path(&socket_name(name)))?;
+        let program = self.spawn(name, &[])?;
+        self.members[member].program = Some(program);
+        Ok(())
+    }
+
+    /// Starts one more member, which the cluster was told of; `all` names each member with its peer address.
+    pub(crate) fn join(&mut self, name: &str, all: &[(String, String)]) -> Result<usize> {
+        let all = all.iter().map(|(name, url)| format!("{name}={url}")).collect::<Vec<_>>().join(",");
+        let program =
+            self.spawn(name, &["--initial-cluster", &all, "--initial-cluster-state", "existing"])?;
+        self.members.push(Member { name: name.to_owned(), program: Some(program) });
+        Ok(self.members.len() - 1)
+    }
+
+    /// What a member counts under this name, all labels together.
+    pub(crate) async fn metric(&self, member: usize, name: &str) -> Result<f64> {
+        let mut stream = UnixStream::connect(self.path(&socket_name(&self.members[member].name))).await?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let samples = answer
+            .lines()
+            .filter_map(|line| line.strip_prefix(name))
+            .filter(|rest| rest.starts_with(['{', ' ']));
+        let values: Vec<f64> = samples.filter_map(|rest| rest.rsplit(' ').next()?.parse().ok()).collect();
+        ensure!(!values.is_empty(), "etcd has no metric {name}");
+        Ok(values.iter().sum())
+    }
+
+    fn program(&self, member: usize) -> Result<&Program> {
+        self.members[member].program.as_ref().context("it does not run")
+    }
+
+    /// Waits until a member answers what needs a quorum.
+    pub(crate) async fn wait_until_it_answers(&mut self, member: usize) -> Result<()> {
+        let client = self.client_of(&[member]).with_deadline(Duration::from_secs(3));
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let Err(error) = client.get("/").await else { return Ok(()) };
+            let ended = match &mut self.members[member].program {
+                Some(program) => program.ended()?,
+                None => bail!("it does not run"),
+            };
+            if ended.is_some() || Instant::now() > end {
+                let log = std::fs::read_to_string(self.path(&format!("{}.log", self.members[member].name)))?;
+                bail!("etcd does not answer ({error}), ended: {ended:?}; it said: {log}");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn every_thread_is_stopped(pid: u32) -> Result<bool> {
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // One that has ended meanwhile does nothing either.
+        let Ok(stat) = std::fs::read_to_string(thread?.path().join("stat")) else { continue };
+        let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+        if !state.is_some_and(|state| state.starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Where a member listens for others.
+pub(crate) fn peer_url(name: &str) -> String {
+    format!("unix://{name}-peer:1")
+}
+
+fn socket_name(member: &str) -> String {
+    format!("{member}-client:1")
+}
+
+/// Waits until this is so.
+pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !condition().await? {
+        ensure!(Instant::now() < end, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+/// Waits for this for as long as anything may take.
+pub(crate) async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> Result<T> {
+    tokio::time::timeout(PATIENCE, work).await.with_context(|| format!("waited in vain for {what}"))
+}

@@ -1,0 +1,406 @@
+//! Programs that a role server runs beside itself: real processes in real control groups.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use shepherd::roleserver::child::cgroup::{Group, Mounts};
+use shepherd::roleserver::child::keep::{Places, keep};
+use shepherd::roleserver::child::launch::{Order, Record, VERB};
+use shepherd::roleserver::child::spec::{Limits, Spec, User};
+use shepherd::roleserver::running::Instance;
+use shepherd::supervisor::backoff::Backoff;
+use shepherd::supervisor::context::{Runnable, Starting};
+use shepherd::supervisor::supervise::{Settings, Supervisor};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio_util::sync::CancellationToken;
+
+use super::PATIENCE;
+use crate::harness::aloud::TestResult;
+
+const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
+const SOON: Backoff =
+    Backoff { initial: Duration::from_millis(20), factor: 1.5, longest: Duration::from_millis(200) };
+
+/// A place for programs, in which all that was started ends with the test.
+struct Host {
+    directory: tempfile::TempDir,
+    mounts: Mounts,
+}
+
+impl Host {
+    fn new() -> Result<Self> {
+        Ok(Self { directory: tempfile::tempdir()?, mounts: Mounts::of_this_host() })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn places(&self) -> Places {
+        Places {
+            directory: self.path("children"),
+            mounts: self.mounts.clone(),
+            launcher: LAUNCHER.into(),
+            leaving: CancellationToken::new(),
+        }
+    }
+
+    fn spec(&self, script: &str) -> Spec {
+        Spec {
+            name: "web".to_owned(),
+            program: "/bin/sh".into(),
+            arguments: vec!["-c".to_owned(), script.to_owned()],
+            environment: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
+            directory: self.directory.path().to_owned(),
+            user: None,
+            limits: Limits::default(),
+            stop_time: Duration::from_secs(30),
+        }
+    }
+
+    fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.places().log("web")).unwrap_or_default()
+    }
+
+    /// The group of the program, in the first hierarchy that has it; none where there are no groups.
+    fn group(&self) -> Option<PathBuf> {
+        if self.mounts.is_none() {
+            return None;
+        }
+        find(Path::new("/sys/fs/cgroup"), &self.places().family()).map(|found| found.join("web"))
+    }
+}
+
+/// A directory of this name somewhere below.
+fn find(below: &Path, name: &str) -> Option<PathBuf> {
+    for entry in fs::read_dir(below).ok()?.flatten().filter(|entry| entry.path().is_dir()) {
+        let path = entry.path();
+        if path.ends_with(name) {
+            return Some(path);
+        }
+        if !entry.file_type().is_ok_and(|kind| kind.is_symlink())
+            && let Some(found) = find(&path, name)
+        {
+            return Some(found);
+        }
+    }
+    None
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // Whatever a test that failed has left: by its record, and by its group.
+        if let Some(record) = shepherd::roleserver::child::launch::recorded(&self.places().record("web")) {
+            let _ = record.instance.stop(Duration::ZERO);
+        }
+        if let Some(group) = self.group() {
+            for pid in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
+                if let Some(pid) = pid.parse().ok().and_then(rustix::process::Pid::from_raw) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+        }
+    }
+}
+
+/// A role server as far as it keeps one program.
+struct Keeper {
+    tree: Supervisor,
+    leaving: CancellationToken,
+    told: UnboundedReceiver<Record>,
+}
+
+impl Keeper {
+    fn start(places: Places, spec: Spec) -> Self {
+        let (sender, told) = unbounded_channel();
+        let leaving = places.leaving.clone();
+        let places = Arc::new(places);
+        let root = Runnable::new(move |starting: Starting| {
+            let sender = sender.clone();
+            let web = keep(spec.clone(), places.clone(), move |record| drop(sender.send(record.clone())));
+            async move {
+                starting.start("web", web)?;
+                Err(starting.healthy().scope().cancelled().await.into())
+            }
+        });
+        Self { tree: Supervisor::start(root, Settings { backoff: SOON, observer: None }), leaving, told }
+    }
+
+    async fn told(&mut self) -> Result<Instance> {
+        let told = tokio::time::timeout(PATIENCE, self.told.recv()).await;
+        let told = told.with_context(|| format!("nothing runs:\n{}", self.tree.report()))?;
+        Ok(told.context("the keeper has ended")?.instance)
+    }
+
+    async fn failure(&self) -> Result<String> {
+        let failed = |report: &shepherd::supervisor::report::Report| {
+            report.get("root.web").is_some_and(|entry| entry.last_failure.is_some())
+        };
+        let report = tokio::time::timeout(PATIENCE, self.tree.until(failed)).await?;
+        let failure = report.get("root.web").and_then(|entry| entry.last_failure.as_deref());
+        Ok(failure.unwrap_or_default().to_owned())
+    }
+
+    /// As a role server ends that is followed by another one.
+    async fn leave(self) {
+        self.leaving.cancel();
+        self.tree.stop().await;
+    }
+}
+
+async fn wait_for(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    let waiting = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.with_context(|| format!("waiting for {what}"))
+}
+
+fn instance(pid: &str) -> Result<Instance> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim()))?;
+    let start_time = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19));
+    let start_time = start_time.context("no start time")?.parse()?;
+    Ok(Instance { pid: pid.trim().parse()?, start_time, ..Instance::this()? })
+}
+
+#[tokio::test]
+async fn program_runs_apart_from_us_and_ends_when_it_is_not_wanted_any_more() -> TestResult {
+    let host = Host::new()?;
+    let mut spec = host.spec("echo \"$A in $(pwd)\"; exec sleep 600");
+    spec.environment.insert("A".to_owned(), "says a".to_owned());
+    let mut keeper = Keeper::start(host.places(), spec);
+    let web = keeper.told().await?;
+    assert!(web.is_alive());
+    let of = |file: &str| fs::read(format!("/proc/{}/{file}", web.pid)).unwrap_or_default();
+    wait_for("the program itself", || of("cmdline").starts_with(b"sleep")).await?;
+    assert_eq!(host.log(), format!("says a in {}\n", host.directory.path().display()));
+    let environment = String::from_utf8(of("environ"))?;
+    let mut names: Vec<_> = environment.split('\0').filter_map(|line| line.split('=').next()).collect();
+    names.retain(|name| !name.is_empty() && !["PWD", "OLDPWD", "_", "SHLVL"].contains(name));
+    names.sort_unstable();
+    assert_eq!(names, ["A", "PATH"], "nothing of ours");
+    let stat = String::from_utf8(of("stat"))?;
+    let session = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(3));
+    assert_eq!(session, Some(web.pid.to_string().as_str()), "a session of its own");
+    let mut open = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{}/fd", web.pid))?.flatten() {
+        open.push((entry.file_name(), fs::read_link(entry.path()).unwrap_or_default()));
+    }
+    assert_eq!(open.len(), 3, "and nothing open but its input, output and errors: {open:?}");
+    let group = host.group();
+    assert_eq!(group.is_some(), !host.mounts.is_none());
+    if let Some(group) = &group {
+        assert_eq!(fs::read_to_string(group.join("cgroup.procs"))?, format!("{}\n", web.pid));
+    }
+    keeper.tree.stop().await;
+    assert!(!web.is_alive());
+    assert!(!Path::new(&format!("/proc/{}", web.pid)).exists(), "nothing waits to be told of its end");
+    assert!(!host.places().record("web").exists());
+    assert_eq!(group.filter(|group| group.exists()), None);
+    Ok(())
+}
+
+#[tokio::test]
+async fn program_that_ends_is_started_again_and_its_last_words_are_told() -> TestResult {
+    let host = Host::new()?;
+    let mut keeper = Keeper::start(host.places(), host.spec("echo one; echo two >&2; exit 3"));
+    let first = keeper.told().await?;
+    assert_eq!(keeper.failure().await?, "web: it ended by itself with status 3; it last wrote: one / two");
+    assert_ne!(keeper.told().await?, first);
+    keeper.tree.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn program_goes_on_while_one_role_server_follows_another() -> TestResult {
+    let host = Host::new()?;
+    let spec = host.spec("echo started; exec sleep 600");
+    let mut keeper = Keeper::start(host.places(), spec.clone());
+    let web = keeper.told().await?;
+    // It is asked to end below, before it has said anything where the host is slow.
+    wait_for("its first words", || host.log() == "started\n").await?;
+    keeper.leave().await;
+    for _ in 0..3 {
+        // What it may use changes nothing of what it is.
+        let spec = Spec { limits: Limits { tasks: Some(50), ..Limits::default() }, ..spec.clone() };
+        let mut keeper = Keeper::start(host.places(), spec);
+        assert_eq!(keeper.told().await?, web);
+        keeper.leave().await;
+    }
+    assert!(web.is_alive());
+    let other = host.spec("echo started anew; exec sleep 600");
+    let mut keeper = Keeper::start(host.places(), other);
+    let anew = keeper.told().await?;
+    assert_ne!(anew, web);
+    assert!(!web.is_alive(), "two of one name never run at once");
+    wait_for("its words", || host.log() == "started\nstarted anew\n").await?;
+    keeper.tree.stop().await;
+    Ok(())
+}
+
+/// A role server that was killed is nobody's parent any more: what it started belongs to somebody else.
+#[tokio::test]
+async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> TestResult {
+    let host = Host::new()?;
+    let (spec, places) = (host.spec("exec sleep 600"), host.places());
+    fs::create_dir_all(places.directory.join("web"))?;
+    // Started by somebody who then ends, which is no ancestor of ours.
+    let mut first = Keeper::start(places.clone(), spec.clone());
+    let child = first.told().await?;
+    let order = Order {
+        spec: spec.clone(),
+        group: Group::default(),
+        record: places.record("web"),
+        log: places.log("web"),
+    };
+    first.tree.stop().await;
+    assert!(!child.is_alive());
+    fs::write(host.path("order.json"), serde_json::to_vec(&order)?)?;
+    let script = format!("{LAUNCHER} {VERB} <order.json >refusal & wait");
+    let mut parent = Command::new("sh")
+        .args(["-c", &script])
+        .current_dir(host.directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let running = || {
+        shepherd::roleserver::child::launch::recorded(&places.record("web"))
+            .is_some_and(|r| r.instance.is_alive())
+    };
+    wait_for("the program of another parent", running).await?;
+    parent.kill()?;
+    parent.wait()?;
+    assert_eq!(host.text("refusal"), "");
+
+    let mut keeper = Keeper::start(places, spec);
+    let adopted = keeper.told().await?;
+    let fields = fs::read_to_string(format!("/proc/{}/stat", adopted.pid))?;
+    let parent_pid = fields.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
+    assert_ne!(parent_pid, Some(std::process::id().to_string().as_str()), "it is no child of ours");
+    assert!(adopted.signal(rustix::process::Signal::TERM)?);
+    let why = keeper.failure().await?;
+    assert!(why.starts_with("web: it ended; it was no child of this role server"), "{why}");
+    let next = keeper.told().await?;
+    assert!(next != adopted && next.is_alive() && !adopted.is_alive());
+    keeper.tree.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn whatever_is_left_of_a_program_is_ended_before_it_starts_again() -> TestResult {
+    let host = Host::new()?;
+    if host.mounts.is_none() {
+        // Nobody can tell then what belongs together; docs say so.
+        return Ok(());
+    }
+    // Its main process ends and leaves one behind that has gone to a session of its own.
+    let script = "setsid sleep 600 & echo $! >>left; exit 1";
+    let mut keeper = Keeper::start(host.places(), host.spec(script));
+    keeper.told().await?;
+    wait_for("two that were left", || host.text("left").lines().count() >= 2).await?;
+    let left = host.text("left");
+    let first = left.lines().next().context("one")?;
+    wait_for("the end of the first", || {
+        instance(first).is_ok_and(|one| !one.is_alive()) || instance(first).is_err()
+    })
+    .await?;
+    keeper.tree.stop().await;
+
+    // One that nobody has written down, because its record was lost.
+    let host = Host::new()?;
+    let spec = host.spec("exec sleep 600");
+    let mut keeper = Keeper::start(host.places(), spec.clone());
+    let unrecorded = keeper.told().await?;
+    keeper.leave().await;
+    for damage in [None, Some("{")] {
+        match damage {
+            None => fs::remove_file(host.places().record("web"))?,
+            Some(text) => fs::write(host.places().record("web"), text)?,
+        }
+        let mut keeper = Keeper::start(host.places(), spec.clone());
+        let found = keeper.told().await?;
+        assert_ne!(found, unrecorded);
+        assert!(found.is_alive() && !unrecorded.is_alive(), "{damage:?}");
+        keeper.leave().await;
+    }
+    Keeper::start(host.places(), spec).tree.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn program_that_does_not_listen_is_killed_with_all_that_it_started() -> TestResult {
+    let host = Host::new()?;
+    let script = "trap '' TERM; sleep 600 & echo $! >child; wait; while :; do sleep 600; done";
+    let spec = Spec { stop_time: Duration::from_millis(300), ..host.spec(script) };
+    let mut keeper = Keeper::start(host.places(), spec);
+    let web = keeper.told().await?;
+    wait_for("its child", || host.text("child").ends_with('\n')).await?;
+    let child = instance(&host.text("child"))?;
+    keeper.tree.stop().await;
+    assert!(!web.is_alive());
+    if host.mounts.is_none() {
+        child.stop(Duration::ZERO)?;
+    }
+    assert!(!child.is_alive());
+    Ok(())
+}
+
+#[tokio::test]
+async fn program_that_cannot_be_run_is_told_and_nothing_of_it_runs() -> TestResult {
+    let host = Host::new()?;
+    fs::write(host.path("no-program"), "text")?;
+    fs::set_permissions(host.path("no-program"), fs::Permissions::from_mode(0o644))?;
+    let here = host.directory.path().to_owned();
+    for (program, directory, part) in [
+        ("/nowhere/web".into(), here.clone(), "/nowhere/web cannot be run in"),
+        (host.path("no-program"), here, "Permission denied"),
+        ("/bin/sh".into(), "/nowhere".into(), "/bin/sh cannot be run in /nowhere: No such file"),
+    ] {
+        let spec = Spec { program, directory, ..host.spec("exec sleep 600") };
+        let keeper = Keeper::start(host.places(), spec);
+        let why = keeper.failure().await?;
+        assert!(why.starts_with("starting web failed: ") && why.contains(part), "{why}");
+        keeper.tree.stop().await;
+        if let Some(group) = host.group() {
+            assert_eq!(fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default(), "");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn program_has_the_user_and_the_limits_that_it_is_given() -> TestResult {
+    let host = Host::new()?;
+    if host.mounts.is_none() {
+        return Ok(());
+    }
+    fs::set_permissions(host.directory.path(), fs::Permissions::from_mode(0o755))?;
+    let mut spec = host.spec("echo \"$(id -u) $(id -g)\"; (sleep 0.01); echo forked; exec sleep 600");
+    spec.user = Some(User { uid: 65_533, gid: 65_534 });
+    let mut keeper = Keeper::start(host.places(), spec.clone());
+    let web = keeper.told().await?;
+    wait_for("its words", || host.log().ends_with("forked\n")).await?;
+    assert_eq!(host.log(), "65533 65534\nforked\n");
+    let groups = fs::read_to_string(format!("/proc/{}/status", web.pid))?;
+    let groups = groups.lines().find_map(|line| line.strip_prefix("Groups:")).map(str::trim);
+    assert_eq!(groups, Some(""), "none of the groups of the role server");
+    keeper.tree.stop().await;
+
+    spec.limits.tasks = Some(1);
+    let keeper = Keeper::start(host.places(), spec);
+    let why = keeper.failure().await?;
+    assert!(why.contains("ork"), "it cannot fork: {why}");
+    keeper.tree.stop().await;
+    Ok(())
+}

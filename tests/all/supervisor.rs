@@ -1,0 +1,670 @@
+//! The supervisor's tree at work: who starts again when, what cancels whom, and what a test may wait for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use shepherd::supervisor::backoff::Backoff;
+use shepherd::supervisor::context::{Done, Healthy, Runnable, Starting};
+use shepherd::supervisor::outcome::{Cancelled, Stop};
+use shepherd::supervisor::reduce::{Inputs, reduce};
+use shepherd::supervisor::report::Report;
+use shepherd::supervisor::supervise::{Settings, Supervisor};
+use shepherd::supervisor::tree::{State, Transition};
+use shepherd::supervisor::value::Value;
+use tokio::sync::{Notify, mpsc};
+
+use crate::harness::aloud::TestResult;
+use crate::harness::memory::peak_of;
+
+/// A tree that has not come so far by then never will.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// Dead ones start again soon.
+const SOON: Backoff =
+    Backoff { initial: Duration::from_millis(1), factor: 1.5, longest: Duration::from_millis(20) };
+/// Dead ones do not start again while a test runs.
+const NEVER: Backoff =
+    Backoff { initial: Duration::from_hours(24), factor: 1.0, longest: Duration::from_hours(24) };
+
+fn supervisor(backoff: Backoff, root: Runnable) -> Supervisor {
+    Supervisor::start(root, Settings { backoff, observer: None })
+}
+
+/// Is healthy, and ends when it is asked to.
+async fn rest(starting: Starting) -> Result<Done, Stop> {
+    let healthy = starting.healthy();
+    Err(healthy.scope().cancelled().await.into())
+}
+
+fn resting() -> Runnable {
+    Runnable::new(rest)
+}
+
+/// Is healthy, and fails whenever it is told to.
+fn failing_when(told: &Arc<Notify>) -> Runnable {
+    let told = told.clone();
+    Runnable::new(move |starting: Starting| {
+        let told = told.clone();
+        async move {
+            let healthy = starting.healthy();
+            healthy.scope().until_cancelled(told.notified()).await?;
+            Err(Stop::because("it was told to fail"))
+        }
+    })
+}
+
+/// A root that starts what `start` starts.
+fn root(start: impl Fn(&Starting) -> Result<(), Stop> + Send + Sync + 'static) -> Runnable {
+    let start = Arc::new(start);
+    Runnable::new(move |starting: Starting| {
+        let start = start.clone();
+        async move {
+            start(&starting)?;
+            rest(starting).await
+        }
+    })
+}
+
+async fn until(supervisor: &Supervisor, holds: impl Fn(&Report) -> bool) -> anyhow::Result<Report> {
+    tokio::time::timeout(PATIENCE, supervisor.until(holds))
+        .await
+        .with_context(|| format!("waiting for the tree, which is\n{}", supervisor.report()))
+}
+
+fn starts(report: &Report, path: &str) -> u64 {
+    report.get(path).map_or(0, |entry| entry.starts)
+}
+
+#[tokio::test]
+async fn members_of_a_group_become_healthy_and_share_the_fate_of_a_dead_one() -> TestResult {
+    let told = Arc::new(Notify::new());
+    let tree = {
+        let told = told.clone();
+        supervisor(
+            SOON,
+            root(move |starting| {
+                starting.start_group([("one", failing_when(&told)), ("two", resting())])?;
+                Ok(starting.start("three", resting())?)
+            }),
+        )
+    };
+    until(&tree, |report| report.is_well() && report.entries.len() == 4).await?;
+    told.notify_one();
+    let report = until(&tree, |report| starts(report, "root.two") == 2 && report.is_well()).await?;
+    assert_eq!(starts(&report, "root.one"), 2);
+    assert_eq!(starts(&report, "root.three"), 1);
+    assert_eq!(report.get("root.one").and_then(|e| e.last_failure.as_deref()), Some("it was told to fail"));
+    assert_eq!(report.get("root.two").and_then(|e| e.last_failure.as_deref()), None);
+    tree.stop().await;
+    Ok(())
+}
+
+/// Starts a tree of binary groups, and counts those that run.
+fn binary(depth: usize, running: Arc<AtomicUsize>) -> Runnable {
+    struct Counted(Arc<AtomicUsize>);
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    Runnable::new(move |starting: Starting| {
+        let running = running.clone();
+        async move {
+            running.fetch_add(1, Ordering::SeqCst);
+            let _counted = Counted(running.clone());
+            if depth > 0 {
+                let below = || binary(depth - 1, running.clone());
+                starting.start_group([("left", below()), ("right", below())])?;
+            }
+            rest(starting).await
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deep_sibling_returns_wholly_before_it_starts_again() -> TestResult {
+    const DEPTH: usize = 5;
+    let all = 2_usize.pow(5 + 1) - 1;
+    for panics in [false, true] {
+        let (told, running) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+        let most = Arc::new(AtomicUsize::new(0));
+        let tree = {
+            let (told, running) = (told.clone(), running.clone());
+            supervisor(
+                SOON,
+                root(move |starting| {
+                    let told = told.clone();
+                    let dies = Runnable::new(move |starting: Starting| {
+                        let told = told.clone();
+                        async move {
+                            let healthy = starting.healthy();
+                            healthy.scope().until_cancelled(told.notified()).await?;
+                            assert!(!panics, "told to panic");
+                            Err(Stop::because("it was told to fail"))
+                        }
+                    });
+                    Ok(starting.start_group([("dies", dies), ("deep", binary(DEPTH, running.clone()))])?)
+                }),
+            )
+        };
+        for round in 1..5 {
+            until(&tree, |report| {
+                most.fetch_max(running.load(Ordering::SeqCst), Ordering::SeqCst);
+                report.is_well() && report.entries.len() == all + 2 && starts(report, "root.deep") == round
+            })
+            .await?;
+            assert_eq!(running.load(Ordering::SeqCst), all, "one instance of each");
+            told.notify_one();
+        }
+        let report = until(&tree, |report| starts(report, "root.dies") == 5).await?;
+        let why = report.get("root.dies").and_then(|entry| entry.last_failure.as_deref());
+        assert_eq!(why, Some(if panics { "it panicked: told to panic" } else { "it was told to fail" }));
+        assert!(most.load(Ordering::SeqCst) <= all, "two instances of one at once");
+        tree.stop().await;
+        assert_eq!(running.load(Ordering::SeqCst), 0);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn backoff_of_a_dead_child_ends_with_its_parent() -> TestResult {
+    let told = Arc::new(Notify::new());
+    let tree = {
+        let told = told.clone();
+        supervisor(
+            NEVER,
+            root(move |starting| {
+                let parent = root(|starting| {
+                    let dead = Runnable::new(async |_| Err(Stop::because("broken")));
+                    Ok(starting.start("child", dead)?)
+                });
+                Ok(starting.start_group([("parent", parent), ("sibling", failing_when(&told))])?)
+            }),
+        )
+    };
+    let waits =
+        |report: &Report| report.get("root.parent.child").is_some_and(|entry| entry.starts_in.is_some());
+    let report = until(&tree, waits).await?;
+    let delay = report.get("root.parent.child").and_then(|entry| entry.starts_in).context("it waits")?;
+    assert!(delay > Duration::from_hours(10) && delay < Duration::from_hours(37), "{delay:?}");
+    // The parent dies with its group, and not of itself: it starts again at once.
+    told.notify_one();
+    until(&tree, |report| starts(report, "root.parent") == 2 && waits(report)).await?;
+    assert_eq!(tree.report().state("root.sibling"), Some(State::New), "that one waits for its own back-off");
+    tree.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_may_say_that_it_is_done_and_return_after_its_parent_failed() -> TestResult {
+    let (fail, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let tree = {
+        let (fail, go) = (fail.clone(), go.clone());
+        supervisor(
+            SOON,
+            root(move |starting| {
+                let (fail, go) = (fail.clone(), go.clone());
+                let parent = Runnable::new(move |starting: Starting| {
+                    let (fail, go) = (fail.clone(), go.clone());
+                    async move {
+                        let late = Runnable::new(move |starting: Starting| {
+                            let go = go.clone();
+                            async move {
+                                let done = starting.healthy().done();
+                                go.notified().await;
+                                Ok(done)
+                            }
+                        });
+                        starting.start("late", late)?;
+                        let healthy = starting.healthy();
+                        healthy.scope().until_cancelled(fail.notified()).await?;
+                        Err(Stop::because("it was told to fail"))
+                    }
+                });
+                Ok(starting.start("parent", parent)?)
+            }),
+        )
+    };
+    until(&tree, |report| report.is_well() && report.entries.len() == 3).await?;
+    assert_eq!(tree.report().state("root.parent.late"), Some(State::Healthy), "it has not returned yet");
+    fail.notify_one();
+    let waits = |report: &Report| report.get("root.parent").and_then(|entry| entry.waits_for.clone());
+    let report = until(&tree, |report| waits(report).is_some()).await?;
+    assert_eq!(waits(&report).as_deref(), Some("root.parent.late"));
+    go.notify_one();
+    until(&tree, |report| starts(report, "root.parent") == 2).await?;
+    go.notify_one();
+    until(&tree, |report| report.state("root.parent.late") == Some(State::Done)).await?;
+    tree.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn done_member_and_its_child_start_again_with_their_group() -> TestResult {
+    let told = Arc::new(Notify::new());
+    let tree = {
+        let told = told.clone();
+        supervisor(
+            SOON,
+            root(move |starting| {
+                let done = Runnable::new(async |starting: Starting| {
+                    starting.start("inner", resting())?;
+                    Ok(starting.healthy().done())
+                });
+                Ok(starting.start_group([("done", done), ("sibling", failing_when(&told))])?)
+            }),
+        )
+    };
+    let done = |report: &Report| {
+        report.state("root.done") == Some(State::Done)
+            && report.state("root.done.inner") == Some(State::Healthy)
+    };
+    until(&tree, done).await?;
+    told.notify_one();
+    until(&tree, |report| starts(report, "root.done") == 2 && done(report)).await?;
+    assert_eq!(starts(&tree.report(), "root.sibling"), 2);
+    tree.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn own_cancellation_is_told_from_everything_that_looks_like_it() -> TestResult {
+    #[derive(Debug, thiserror::Error)]
+    #[error("reading from the server failed")]
+    struct Read(#[source] Cancelled);
+    // A member of the group takes the cancellation of another one for its own; another one answers to its own with
+    // an error of its connection; one answers properly, behind another error.
+    let told = Arc::new(Notify::new());
+    let tree = {
+        let told = told.clone();
+        supervisor(
+            SOON,
+            root(move |starting| {
+                let (sender, receiver) = mpsc::unbounded_channel::<Cancelled>();
+                let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
+                let proper = Runnable::new(move |starting: Starting| {
+                    let sender = sender.clone();
+                    async move {
+                        let cancelled = starting.healthy().scope().cancelled().await;
+                        let _ = sender.send(cancelled.clone());
+                        Err(Read(cancelled).into())
+                    }
+                });
+                let foreign = Runnable::new(move |starting: Starting| {
+                    let receiver = receiver.clone();
+                    async move {
+                        let _healthy = starting.healthy();
+                        let cancelled = receiver.lock().await.recv().await;
+                        Err(cancelled.map_or_else(|| Stop::because("no sender"), Stop::from))
+                    }
+                });
+                let careless = Runnable::new(async |starting: Starting| {
+                    let healthy = starting.healthy();
+                    healthy.scope().cancelled().await;
+                    Err(std::io::Error::other("connection reset").into())
+                });
+                Ok(starting.start_group([
+                    ("careless", careless),
+                    ("foreign", foreign),
+                    ("proper", proper),
+                    ("trigger", failing_when(&told)),
+                ])?)
+            }),
+        )
+    };
+    until(&tree, |report| report.is_well() && report.entries.len() == 5).await?;
+    told.notify_one();
+    let report = until(&tree, |report| {
+        let all = ["careless", "foreign", "proper", "trigger"];
+        report.is_well() && all.iter().all(|name| starts(report, &format!("root.{name}")) >= 2)
+    })
+    .await?;
+    let why = |name: &str| report.get(&format!("root.{name}")).and_then(|entry| entry.last_failure.clone());
+    assert_eq!(why("proper"), None);
+    assert_eq!(why("careless").as_deref(), Some("connection reset"));
+    assert_eq!(why("foreign").as_deref(), Some("root.proper was asked to end"));
+    tree.stop().await;
+    Ok(())
+}
+
+/// One that gives away what says that it is done, and one that takes it for its own.
+fn one_who_gives_its_end_away() -> (Runnable, Runnable) {
+    let kept: Arc<std::sync::Mutex<Option<Done>>> = Arc::default();
+    let hands_out = {
+        let kept = kept.clone();
+        Runnable::new(move |starting: Starting| {
+            let kept = kept.clone();
+            async move {
+                let done = starting.healthy().done();
+                *kept.lock().map_err(|_| Stop::because("poisoned"))? = Some(done);
+                Err(Stop::because("it gave away what says that it is done"))
+            }
+        })
+    };
+    let takes = Runnable::new(move |starting: Starting| {
+        let kept = kept.clone();
+        async move {
+            let healthy: Healthy = starting.healthy();
+            loop {
+                let done = kept.lock().map_err(|_| Stop::because("poisoned"))?.take();
+                if let Some(done) = done {
+                    return Ok(done);
+                }
+                healthy.scope().until_cancelled(tokio::task::yield_now()).await?;
+            }
+        }
+    });
+    (hands_out, takes)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
+    let (pings, mut answers) = (mpsc::unbounded_channel::<u32>(), mpsc::unbounded_channel::<u32>());
+    let ping = pings.0;
+    let (pings, answer) = (Arc::new(tokio::sync::Mutex::new(pings.1)), answers.0.clone());
+    let fail = Arc::new(Notify::new());
+    let let_go = tokio_util::sync::CancellationToken::new();
+    let tree = {
+        let (fail, let_go) = (fail.clone(), let_go.clone());
+        supervisor(
+            SOON,
+            root(move |starting| {
+                // Never sees that it is asked to end, and takes a worker's time all the while.
+                let deaf = {
+                    let let_go = let_go.clone();
+                    Runnable::new(move |starting: Starting| {
+                        let let_go = let_go.clone();
+                        async move {
+                            let _healthy = starting.healthy();
+                            while !let_go.is_cancelled() {
+                                tokio::task::yield_now().await;
+                            }
+                            Err(Stop::because("it was let go"))
+                        }
+                    })
+                };
+                let beside_deaf = Runnable::new(async |_| Err(Stop::because("it always fails")));
+                starting.start_group([("deaf", deaf), ("beside-deaf", beside_deaf)])?;
+                let panics = Runnable::new(async |_| panic!("always"));
+                starting.start("panics", panics)?;
+                let breeds = Runnable::new(async |starting: Starting| {
+                    for number in 0..50 {
+                        starting
+                            .start(&format!("child-{number}"), Runnable::new(async |_| panic!("bred")))?;
+                    }
+                    tokio::task::yield_now().await;
+                    Err(Stop::because("it has bred"))
+                });
+                starting.start("breeds", breeds)?;
+                let (hands_out, takes) = one_who_gives_its_end_away();
+                starting.start("hands-out", hands_out)?;
+                starting.start("takes", takes)?;
+                let (pings, answer) = (pings.clone(), answer.clone());
+                let one = Runnable::new(move |starting: Starting| {
+                    let (pings, answer) = (pings.clone(), answer.clone());
+                    async move {
+                        let healthy = starting.healthy();
+                        loop {
+                            let mut pings = healthy.scope().until_cancelled(pings.lock()).await?;
+                            let ping = healthy.scope().until_cancelled(pings.recv()).await?;
+                            let _ = answer.send(ping.ok_or_else(|| Stop::because("no pings"))?);
+                        }
+                    }
+                });
+                Ok(starting.start_group([("one", one), ("one-sibling", failing_when(&fail))])?)
+            }),
+        )
+    };
+    for round in 0..5 {
+        for number in 0..200 {
+            ping.send(number)?;
+            let answer = tokio::time::timeout(PATIENCE, answers.1.recv()).await?;
+            assert_eq!(answer, Some(number), "round {round}");
+        }
+        let before = starts(&tree.report(), "root.one");
+        fail.notify_one();
+        until(&tree, |report| {
+            starts(report, "root.one") > before && report.state("root.one-sibling") == Some(State::Healthy)
+        })
+        .await?;
+    }
+    // The dead one waits for the deaf one below nobody; those of its group wait for nobody else.
+    let report = until(&tree, |report| {
+        report.get("root.takes").is_some_and(|entry| entry.last_failure.is_some())
+            && starts(report, "root.beside-deaf") > 1
+    })
+    .await?;
+    assert_eq!(starts(&report, "root.deaf"), 1);
+    assert_eq!(
+        report.get("root.takes").and_then(|entry| entry.last_failure.as_deref()),
+        Some("it returned what says that another runnable is done")
+    );
+    let_go.cancel();
+    tree.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn observer_sees_every_change_of_each_in_its_order() -> TestResult {
+    let (sender, mut seen) = mpsc::unbounded_channel::<Transition>();
+    let (fail, finish) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let tree = {
+        let (fail, finish) = (fail.clone(), finish.clone());
+        let top = root(move |starting| {
+            let finish = finish.clone();
+            let two = Runnable::new(move |starting: Starting| {
+                let finish = finish.clone();
+                async move {
+                    let healthy = starting.healthy();
+                    healthy.scope().until_cancelled(finish.notified()).await?;
+                    Ok(healthy.done())
+                }
+            });
+            Ok(starting.start_group([("one", failing_when(&fail)), ("two", two)])?)
+        });
+        let observer = Box::new(move |transition: &Transition| drop(sender.send(transition.clone())));
+        Supervisor::start(top, Settings { backoff: SOON, observer: Some(observer) })
+    };
+    until(&tree, |report| report.is_well() && report.entries.len() == 3).await?;
+    fail.notify_one();
+    until(&tree, |report| report.is_well() && starts(report, "root.one") == 2).await?;
+    finish.notify_one();
+    until(&tree, |report| report.state("root.two") == Some(State::Done)).await?;
+    tree.stop().await;
+    let mut of = std::collections::BTreeMap::<String, Vec<&str>>::new();
+    while let Ok(transition) = seen.try_recv() {
+        let states = of.entry(transition.path.to_string()).or_default();
+        assert_eq!(transition.from.map(State::word), states.last().copied(), "{}", transition.path);
+        states.push(transition.to.word());
+    }
+    let states = |path: &str| of.get(path).map(|states| states.join(" ")).unwrap_or_default();
+    assert_eq!(states("root"), "new healthy cancelled");
+    assert_eq!(states("root.one"), "new healthy dead new healthy cancelled");
+    assert_eq!(states("root.two"), "new healthy cancelled new healthy done");
+    Ok(())
+}
+
+/// From a role to what the role makes run, through a decision, with the death of everybody in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_follows_from_a_value_has_followed_once_the_tree_is_settled() -> TestResult {
+    const ROUNDS: u32 = 200;
+    let (roles, address, wish, works) = (Value::new(), Value::new(), Value::new(), Value::new());
+    let tree = {
+        let (roles, address, wish, works) = (roles.clone(), address.clone(), wish.clone(), works.clone());
+        supervisor(
+            NEVER,
+            root(move |starting| {
+                let inputs = {
+                    let (roles, address) = (roles.clone(), address.clone());
+                    move || {
+                        Inputs::new((None, None))
+                            .with(&roles, |known: &mut (Option<u32>, Option<u32>), value| {
+                                known.0 = Some(value);
+                            })
+                            .with(&address, |known, value| known.1 = Some(value))
+                    }
+                };
+                let decide = |known: &(Option<u32>, Option<u32>)| Some(known.0? * 1000 + known.1?);
+                starting.start("decides", reduce(inputs, decide, &wish))?;
+                let (wish, works) = (wish.clone(), works.clone());
+                let launcher = Runnable::new(move |starting: Starting| {
+                    let (mut wish, works) = (wish.watch(), works.clone());
+                    async move {
+                        let scope = starting.scope().clone();
+                        let wanted = scope.until_cancelled(wish.next()).await?;
+                        let works = works.clone();
+                        starting.start(
+                            "work",
+                            Runnable::new(move |starting: Starting| {
+                                works.set(wanted);
+                                rest(starting)
+                            }),
+                        )?;
+                        let healthy = starting.healthy();
+                        let other = wish.next_where(|other| *other != wanted);
+                        healthy.scope().until_cancelled(other).await?;
+                        Ok(healthy.done())
+                    }
+                });
+                // A group of its own, restarted at once by one who dies with every change and never backs off: who
+                // died with its group waits for nobody.
+                Ok(starting.start("launcher", launcher)?)
+            }),
+        )
+    };
+    tree.settled().await;
+    assert_eq!(works.latest(), None);
+    roles.set(1);
+    tree.settled().await;
+    assert_eq!((wish.latest(), works.latest()), (None, None), "half of what is known decides nothing");
+    address.set(0);
+    tree.settled().await;
+    assert_eq!((wish.latest(), works.latest()), (Some(1000), Some(1000)));
+    for round in 1..=ROUNDS {
+        address.set(round);
+        tree.settled().await;
+        assert_eq!(wish.latest(), Some(1000 + round));
+    }
+    assert_eq!(tree.report().state("root.launcher"), Some(State::Done));
+    assert_eq!(works.latest(), Some(1000), "one that is done is not started again");
+    tree.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_starts_again_once_all_are_asked_to_end() -> TestResult {
+    let begun = Arc::new(AtomicUsize::new(0));
+    let tree = {
+        let begun = begun.clone();
+        supervisor(
+            SOON,
+            root(move |starting| {
+                let begun = begun.clone();
+                let fails_when_asked = Runnable::new(move |starting: Starting| {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    async move {
+                        starting.healthy().scope().cancelled().await;
+                        Err(Stop::because("it fails on its way out"))
+                    }
+                });
+                Ok(starting.start_group([("one", fails_when_asked), ("two", resting())])?)
+            }),
+        )
+    };
+    until(&tree, |report| report.is_well() && report.entries.len() == 3).await?;
+    tokio::time::timeout(PATIENCE, tree.stop()).await?;
+    assert_eq!(begun.load(Ordering::SeqCst), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn children_with_wrong_names_are_refused_with_words() -> TestResult {
+    let (sender, mut said) = mpsc::unbounded_channel::<String>();
+    let tree = supervisor(
+        NEVER,
+        root(move |starting| {
+            starting.start("taken", resting())?;
+            for name in ["taken", "a.b", ""] {
+                if let Err(error) = starting.start(name, resting()) {
+                    let _ = sender.send(error.to_string());
+                }
+            }
+            Ok(())
+        }),
+    );
+    until(&tree, Report::is_well).await?;
+    let mut all = Vec::new();
+    while let Ok(text) = said.try_recv() {
+        all.push(text);
+    }
+    assert_eq!(
+        all,
+        [
+            "no child was started: two children of root are to be called taken; give each a name of its own",
+            "no child was started: \"a.b\" is no name of a runnable: it has 1 to 64 lower-case letters, digits, \
+             dashes and underscores",
+            "no child was started: \"\" is no name of a runnable: it has 1 to 64 lower-case letters, digits, dashes \
+             and underscores",
+        ]
+    );
+    tree.stop().await;
+    Ok(())
+}
+
+const RUNNABLES: usize = 10_000;
+
+/// Restarts of ten thousand cost no memory that stays: all of them run on this thread, whose bytes are counted.
+#[test]
+fn ten_thousand_start_again_and_again_within_bounded_memory() -> TestResult {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let told = Arc::new(Notify::new());
+    let whole = async |tree: &Supervisor, round| {
+        let whole = |report: &Report| {
+            report.entries.len() == RUNNABLES + 3 && report.is_well() && starts(report, "root.many") == round
+        };
+        // Not by looking at each change, which would be ten thousand lines for each of ten thousand.
+        let looking = async {
+            while !whole(&tree.report()) {
+                tree.settled().await;
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, looking).await
+    };
+    let (tree, first) = peak_of(|| {
+        runtime.block_on(async {
+            let told = told.clone();
+            let tree = supervisor(SOON, root(move |starting| many(starting, &told)));
+            whole(&tree, 1).await.map(|()| tree)
+        })
+    });
+    let tree = tree?;
+    let (restarted, more) = peak_of(|| {
+        runtime.block_on(async {
+            for round in 2..=20 {
+                told.notify_one();
+                whole(&tree, round).await?;
+            }
+            TestResult::Ok(())
+        })
+    });
+    restarted?;
+    // The tree beside itself is as much again. One that kept anything of each start would be nineteen times it.
+    assert!(more < first + first / 2, "{first} bytes at first, {more} more in the end");
+    assert!(first < RUNNABLES * 8192, "{} bytes for each", first / RUNNABLES);
+    runtime.block_on(tree.stop());
+    Ok(())
+}
+
+/// Ten thousand in a hundred groups, all of them in a group with one that fails when it is told to.
+fn many(starting: &Starting, told: &Arc<Notify>) -> Result<(), Stop> {
+    let groups = root(|starting| {
+        for group in 0..RUNNABLES / 100 {
+            let names: Vec<_> = (0..100).map(|number| format!("n{group}-{number}")).collect();
+            starting.start_group(names.iter().map(|name| (name.as_str(), resting())))?;
+        }
+        Ok(())
+    });
+    Ok(starting.start_group([("many", groups), ("trigger", failing_when(told))])?)
+}
