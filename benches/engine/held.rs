@@ -42,7 +42,7 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, report: &mut Report) -
     fleet
         .bmdb
         .change_policy("bench", move |policy| {
-            policy.update_interval_stable = Span::seconds(u64::from(seconds))
+            policy.update_interval_stable = Span::seconds(u64::from(seconds));
         })
         .await?;
     // What is due is written anew from the facts with every finish.
