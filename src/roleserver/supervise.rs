@@ -5,8 +5,6 @@
 //! and, when that ends, run it again. It does not survive a reboot; then the
 //! shepherd sees silence and takes the machine over once more.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::roleserver::child::log;
 use crate::roleserver::state_directory::StateDirectory;
 
 /// How long an agent may take to end when asked.
@@ -21,7 +20,6 @@ const GRACE: Duration = Duration::from_secs(5);
 /// An agent that ran this long was not ended by what it was started with.
 const SETTLED: Duration = Duration::from_mins(1);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
-const LOG_LIMIT_BYTES: u64 = 4 << 20;
 const LOG_CHECK: Duration = Duration::from_mins(1);
 
 /// Why supervising ended.
@@ -82,14 +80,14 @@ pub fn no_input() -> std::io::Result<Stdio> {
 
 fn start(program: &Path, state: &StateDirectory) -> std::io::Result<Child> {
     // An agent that nobody can read calls; one that was not started does not.
-    let log = || open_log(state).map_or_else(|_| Stdio::inherit(), Stdio::from);
+    let output = || log::open(&state.log_path()).map_or_else(|_| Stdio::inherit(), Stdio::from);
     Command::new(program)
         .arg("run")
         .arg("--state_dir")
         .arg(state.path())
         .stdin(no_input()?)
-        .stdout(log())
-        .stderr(log())
+        .stdout(output())
+        .stderr(output())
         .kill_on_drop(true)
         .spawn()
 }
@@ -107,7 +105,11 @@ async fn watch(
             _ = terminate.recv() => return Ok(None),
             _ = interrupt.recv() => return Ok(None),
             _ = hangup.recv() => {}
-            () = tokio::time::sleep(LOG_CHECK) => limit_log(state),
+            () = tokio::time::sleep(LOG_CHECK) => {
+                if let Err(error) = log::limit(&state.log_path()) {
+                    tracing::warn!(%error, "the agent's log could not be shortened");
+                }
+            }
         }
     }
 }
@@ -124,25 +126,12 @@ async fn end(mut child: Child) -> Result<(), SuperviseError> {
     Ok(())
 }
 
-/// Opens the log for appending, so that it can be shortened under its writers.
-pub fn open_log(state: &StateDirectory) -> std::io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(state.log_path())
-}
-
-fn limit_log(state: &StateDirectory) {
-    let path = state.log_path();
-    if std::fs::metadata(&path).is_ok_and(|data| data.size() > LOG_LIMIT_BYTES) {
-        let moved = std::fs::copy(&path, path.with_extension("log.1"))
-            .and_then(|_| OpenOptions::new().write(true).open(&path)?.set_len(0));
-        if let Err(error) = moved {
-            tracing::warn!(%error, "the agent's log could not be shortened");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::OpenOptionsExt as _;
 
     #[test]
     fn pause_grows_with_quick_ends_up_to_a_minute() {
@@ -173,17 +162,5 @@ mod tests {
         tokio::time::timeout(Duration::from_mins(1), ran).await.unwrap();
         // Ends its child, too.
         supervising.abort();
-    }
-
-    #[test]
-    fn log_is_shortened_under_its_writer() {
-        use std::io::Write as _;
-        let directory = tempfile::tempdir().unwrap();
-        let state = StateDirectory::open(directory.path()).unwrap();
-        let mut log = open_log(&state).unwrap();
-        log.write_all(&vec![b'x'; 5 << 20]).unwrap();
-        limit_log(&state);
-        log.write_all(b"after\n").unwrap();
-        assert_eq!(std::fs::read_to_string(state.log_path()).unwrap(), "after\n");
     }
 }

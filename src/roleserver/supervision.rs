@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::proto::agent::v1 as wire;
+use crate::roleserver::child::log;
 use crate::roleserver::running::Process;
 use crate::roleserver::state_directory::StateDirectory;
 use crate::roleserver::supervise;
@@ -169,7 +170,7 @@ fn ensure_detached(state: &StateDirectory, wanted: &Wanted) -> Result<(), Superv
         return Ok(());
     }
     stop_detached(state)?;
-    let log = || supervise::open_log(state).map(Stdio::from);
+    let output = || log::open(&state.log_path()).map(Stdio::from);
     let io = |source| SupervisionError::Io { doing: "starting the supervisor".to_owned(), source };
     // `supervise` makes its own session; all it has of ours is closed here, or
     // the SSH session would wait for it.
@@ -179,8 +180,8 @@ fn ensure_detached(state: &StateDirectory, wanted: &Wanted) -> Result<(), Superv
         .arg(state.path())
         .current_dir("/")
         .stdin(supervise::no_input().map_err(io)?)
-        .stdout(log().map_err(io)?)
-        .stderr(log().map_err(io)?)
+        .stdout(output().map_err(io)?)
+        .stderr(output().map_err(io)?)
         .spawn()
         .map_err(io)?;
     wait_until_it_runs(state, wanted)

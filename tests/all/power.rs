@@ -8,6 +8,7 @@ use serde_json::Value;
 use shepherd::bmdb::action;
 use shepherd::bmdb::change::FactChange;
 use shepherd::bmdb::power_order::{Leave, PowerChange};
+use shepherd::model::backoff::Backoff;
 use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::policy::{Budget, Disturbance};
 use shepherd::model::power_order::Switch;
@@ -209,6 +210,9 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     let bmdb = fleet.database.bmdb().await?;
     bmdb.change_policy("test", |policy| {
         policy.power_order_timeout = Span::hours(1);
+        // It is tried again by whoever asks for it, and not because a slow host took longer to ask.
+        let day = Backoff { initial: Span::hours(24), maximum: Span::hours(24), exponent: 1.0 };
+        policy.backoff.insert(Process::Power, day);
         policy.budgets.insert(Disturbance::Reboot, Budget { count: 20, window: Span::hours(12) });
     })
     .await?;
@@ -221,7 +225,11 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     let ends = endings(fleet, id).await?;
     let last = ends.last().context("an end")?;
     assert!(last.contains("the order to switch it off and on was given, and what became of it"), "{ends:?}");
-    bmdb.change_policy("test", |policy| policy.power_order_timeout = Span::hours(1)).await?;
+    bmdb.change_policy("test", |policy| {
+        policy.power_order_timeout = Span::hours(1);
+        policy.backoff.remove(&Process::Power);
+    })
+    .await?;
     stop(fleet, shepherd).await
 }
 

@@ -356,7 +356,8 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestR
         let words = line.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).split_whitespace();
         words.take(2).collect::<Vec<_>>().join(" ")
     });
-    assert_eq!(states.collect::<Vec<_>>(), ["root healthy", "callback healthy", "status healthy"], "{text}");
+    let expected = ["root healthy", "callback healthy", "cluster healthy", "status healthy"];
+    assert_eq!(states.collect::<Vec<_>>(), expected, "{text}");
     Ok(())
 }
 

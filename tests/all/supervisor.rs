@@ -100,24 +100,56 @@ async fn members_of_a_group_become_healthy_and_share_the_fate_of_a_dead_one() ->
     Ok(())
 }
 
-/// Starts a tree of binary groups, and counts those that run.
-fn binary(depth: usize, running: Arc<AtomicUsize>) -> Runnable {
-    struct Counted(Arc<AtomicUsize>);
-    impl Drop for Counted {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Ordering::SeqCst);
-        }
+/// How many of some run, and how many of them ran at once at the most.
+#[derive(Default)]
+struct Running {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Running {
+    fn now(&self) -> usize {
+        self.now.load(Ordering::SeqCst)
     }
+
+    fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+}
+
+/// One of them, as long as it is there.
+struct Counted(Arc<Running>);
+
+impl Counted {
+    fn new(running: &Arc<Running>) -> Self {
+        let now = running.now.fetch_add(1, Ordering::SeqCst) + 1;
+        running.most.fetch_max(now, Ordering::SeqCst);
+        Self(running.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Starts a tree of binary groups, and counts those that run. The lowest take their time to return.
+fn binary(depth: usize, running: Arc<Running>) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let running = running.clone();
         async move {
-            running.fetch_add(1, Ordering::SeqCst);
-            let _counted = Counted(running.clone());
+            let _counted = Counted::new(&running);
             if depth > 0 {
                 let below = || binary(depth - 1, running.clone());
                 starting.start_group([("left", below()), ("right", below())])?;
+                return rest(starting).await;
             }
-            rest(starting).await
+            let end = rest(starting).await;
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            end
         }
     })
 }
@@ -127,8 +159,7 @@ async fn deep_sibling_returns_wholly_before_it_starts_again() -> TestResult {
     const DEPTH: usize = 5;
     let all = 2_usize.pow(5 + 1) - 1;
     for panics in [false, true] {
-        let (told, running) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
-        let most = Arc::new(AtomicUsize::new(0));
+        let (told, running) = (Arc::new(Notify::new()), Arc::new(Running::default()));
         let tree = {
             let (told, running) = (told.clone(), running.clone());
             supervisor(
@@ -150,19 +181,18 @@ async fn deep_sibling_returns_wholly_before_it_starts_again() -> TestResult {
         };
         for round in 1..5 {
             until(&tree, |report| {
-                most.fetch_max(running.load(Ordering::SeqCst), Ordering::SeqCst);
                 report.is_well() && report.entries.len() == all + 2 && starts(report, "root.deep") == round
             })
             .await?;
-            assert_eq!(running.load(Ordering::SeqCst), all, "one instance of each");
+            assert_eq!(running.now(), all, "one instance of each");
             told.notify_one();
         }
         let report = until(&tree, |report| starts(report, "root.dies") == 5).await?;
         let why = report.get("root.dies").and_then(|entry| entry.last_failure.as_deref());
         assert_eq!(why, Some(if panics { "it panicked: told to panic" } else { "it was told to fail" }));
-        assert!(most.load(Ordering::SeqCst) <= all, "two instances of one at once");
+        assert_eq!(running.most(), all, "two instances of one at once");
         tree.stop().await;
-        assert_eq!(running.load(Ordering::SeqCst), 0);
+        assert_eq!(running.now(), 0);
     }
     Ok(())
 }

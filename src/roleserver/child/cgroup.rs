@@ -295,10 +295,14 @@ impl Group {
         Ok(())
     }
 
-    /// Removes it, when it is empty. One that is not stays, and is found again.
+    /// Removes it, when it is empty, and that of its family, when it was the last one there. One that is not stays, and
+    /// is found again.
     pub fn remove(&self) {
         for path in self.directories() {
             let _ = fs::remove_dir(path);
+            if let Some(family) = path.parent() {
+                let _ = fs::remove_dir(family);
+            }
         }
     }
 }

@@ -59,6 +59,7 @@ impl Host {
             directory: self.directory.path().to_owned(),
             user: None,
             limits: Limits::default(),
+            stale: Vec::new(),
             stop_time: Duration::from_secs(30),
         }
     }
@@ -206,7 +207,11 @@ async fn program_runs_apart_from_us_and_ends_when_it_is_not_wanted_any_more() ->
     assert!(!web.is_alive());
     assert!(!Path::new(&format!("/proc/{}", web.pid)).exists(), "nothing waits to be told of its end");
     assert!(!host.places().record("web").exists());
-    assert_eq!(group.filter(|group| group.exists()), None);
+    assert_eq!(
+        group.filter(|group| group.parent().is_some_and(Path::exists)),
+        None,
+        "nor that of its family"
+    );
     Ok(())
 }
 
