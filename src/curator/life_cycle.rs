@@ -16,6 +16,8 @@
 //! certificates are refused, and so is registering again. A node that is deleted is unknown, which its
 //! certificates are refused for as well; it may register again like any machine.
 
+use std::net::IpAddr;
+
 use tonic::Code;
 
 use crate::curator::labels;
@@ -74,6 +76,12 @@ pub enum Refusal {
     /// Its certificates are refused, and so it gets no more of them.
     #[error("the credentials of {0} are revoked. Let its machine register with a new key")]
     Revoked(NodeId),
+    /// It runs no etcd.
+    #[error("{0} is no consensus member, and gets no certificate for a member of etcd")]
+    NoMember(NodeId),
+    /// Nobody could tell where it is.
+    #[error("{0} has said no address yet, at which its member of etcd could prove itself")]
+    NoAddress(NodeId),
     /// It never was part of the cluster.
     #[error("{node} was not decommissioned: it is {}, so it never was part of the cluster. Delete it instead", state.as_str())]
     NeverUp {
@@ -231,6 +239,15 @@ pub fn join<'a>(known: Option<&'a Node>, key: &PublicKey, revoked: bool) -> Resu
         State::Up => Ok(known),
         state => Err(Refusal::NotUp { node: known.id, state }),
     }
+}
+
+/// The address at which a node's member of etcd may prove itself to the others.
+pub fn peer(known: Option<&Node>, key: &PublicKey, revoked: bool) -> Result<IpAddr, Refusal> {
+    let known = join(known, key, revoked)?;
+    if known.roles.consensus_member.is_none() {
+        return Err(Refusal::NoMember(known.id));
+    }
+    known.status.as_ref().map(|status| status.address).ok_or(Refusal::NoAddress(known.id))
 }
 
 /// Whether the certificate of a node for this key is still good, whatever it says itself.

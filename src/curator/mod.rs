@@ -17,9 +17,11 @@
 //! * [`permissions`][]: who may make which call. [`peer`][]: how it is known who makes it. [`pki`][]: what
 //!   the authority signs.
 //! * [`declaration`][]: operators' own roles. [`template`][]: what differs between the nodes that have one.
-//! * [`key_space`][]: where in etcd everything stands. [`record`][]: how it is read there.
+//! * [`key_space`][]: where in etcd everything stands. [`record`][]: how it is read there. [`cluster`][] and
+//!   [`credential`][]: records of what there is one of, and of certificates.
 //!
-//! And all that is said to etcd: [`etcd`][].
+//! All that is said to etcd: [`etcd`][]. And what is made of both: [`service`][], over [`tls`][] and by its [`clock`][],
+//! for a cluster that [`bootstrap`][] has founded. Whoever calls goes through [`leader_channel`][], which [`dial`][]s.
 //!
 //! # What would break otherwise
 //!
@@ -30,12 +32,18 @@
 //!
 //! A refusal is a value with a sentence and the code that gRPC answers it with, never an event in a log.
 
+pub mod bootstrap;
+pub mod clock;
+pub mod cluster;
+pub mod credential;
 pub mod declaration;
+pub mod dial;
 pub mod etcd;
 pub mod filter;
 pub mod health;
 pub mod key_space;
 pub mod labels;
+pub mod leader_channel;
 pub mod life_cycle;
 pub mod membership;
 pub mod node;
@@ -46,5 +54,7 @@ pub mod pki;
 pub mod record;
 pub mod role;
 pub mod roles;
+pub mod service;
 pub mod template;
 pub mod tickets;
+pub mod tls;

@@ -14,7 +14,7 @@ use prost::Message as _;
 
 use crate::curator::key_space::{KeyError, NODES};
 use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::record::{self, BrokenRecord, RecordError};
+use crate::curator::record::{self, BrokenRecord, RecordError, moment};
 use crate::curator::role::{self, DeclaredRole, Role};
 use crate::curator::tickets::TicketId;
 use crate::model::ids::MachineId;
@@ -386,13 +386,6 @@ fn node_id(text: &str) -> Result<NodeId, String> {
 
 fn sentence(error: impl std::error::Error) -> String {
     error.to_string()
-}
-
-fn moment(field: &str, milliseconds: i64) -> Result<Timestamp, String> {
-    match Timestamp::from_timestamp_millis(milliseconds) {
-        Some(at) if milliseconds > 0 => Ok(at),
-        _ => Err(format!("{field} is {milliseconds}, and milliseconds since 1970 are wanted")),
-    }
 }
 
 fn shortened(text: &str) -> String {

@@ -16,6 +16,7 @@
 //! Time, serial numbers and keys are given by the caller.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -33,10 +34,16 @@ use crate::model::time::{Timestamp, after, before, between};
 pub const AUTHORITY_LIFETIME: Duration = Duration::from_hours(100 * 365 * 24);
 /// How long a node's certificate is good for.
 pub const NODE_LIFETIME: Duration = Duration::from_hours(30 * 24);
+/// How long the certificate of a member of etcd is good for. As long as the authority: members that were all off for
+/// longer than their certificates last would have no quorum, and so nobody who could give them others.
+pub const PEER_LIFETIME: Duration = AUTHORITY_LIFETIME;
 /// The longest that an owner's certificate is good for.
 pub const LONGEST_OWNER_LIFETIME: Duration = Duration::from_hours(30 * 24);
 /// How far before the issuer's clock a certificate begins, for peers whose clocks are late.
 pub const CLOCK_SKEW: Duration = Duration::from_mins(5);
+
+/// The name that every member of etcd has in the certificate that it shows to the others.
+pub const ETCD_PEER: &str = "etcd peer";
 
 /// What the organisation in an owner's certificate says.
 pub(super) const OWNER: &str = "owner";
@@ -111,6 +118,12 @@ impl Validity {
     #[must_use]
     pub fn holds_at(&self, now: Timestamp) -> bool {
         self.from <= now && now <= self.until
+    }
+
+    /// That of a certificate in DER.
+    #[must_use]
+    pub fn read(certificate: &[u8]) -> Option<Self> {
+        X509Certificate::from_der(certificate).ok().and_then(|(_, certificate)| Self::of(&certificate))
     }
 
     pub(super) fn of(certificate: &X509Certificate<'_>) -> Option<Self> {
@@ -265,6 +278,25 @@ impl Authority {
         self.issue(key, serial, validity, |params| {
             params.distinguished_name.push(DnType::CommonName, name);
             params.subject_alt_names = vec![SanType::DnsName(dns)];
+            params.extended_key_usages =
+                vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        })
+    }
+
+    /// Signs a certificate by which a member of etcd proves itself to the others, at this address.
+    ///
+    /// etcd asks of its peers the one name that all of these have, and the authority gives it to consensus members
+    /// alone: a node's own certificate, or an owner's, opens no member's port. Nor is this one a node's.
+    pub fn issue_peer(
+        &self,
+        key: &PublicKey,
+        address: IpAddr,
+        serial: Serial,
+        validity: Validity,
+    ) -> Result<Issued, PkiError> {
+        self.issue(key, serial, validity, |params| {
+            params.distinguished_name.push(DnType::CommonName, ETCD_PEER);
+            params.subject_alt_names = vec![SanType::IpAddress(address)];
             params.extended_key_usages =
                 vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         })

@@ -10,6 +10,8 @@
 
 use prost::Message;
 
+use crate::model::time::Timestamp;
+
 /// What this program understands. It grows whenever a field is added that must not be lost.
 pub(super) const FORMAT: u32 = 1;
 
@@ -26,6 +28,14 @@ pub struct RecordError {
 impl RecordError {
     pub(super) fn new(key: &str, fault: impl Into<String>) -> Self {
         Self { key: key.to_owned(), fault: fault.into() }
+    }
+}
+
+/// A moment in a record, which must have been said; the error is a part of a sentence.
+pub(super) fn moment(field: &str, milliseconds: i64) -> Result<Timestamp, String> {
+    match Timestamp::from_timestamp_millis(milliseconds) {
+        Some(at) if milliseconds > 0 => Ok(at),
+        _ => Err(format!("{field} is {milliseconds}, and milliseconds since 1970 are wanted")),
     }
 }
 

@@ -20,7 +20,7 @@ use tonic::Code;
 
 use crate::curator::key_space::TICKETS;
 use crate::curator::node_id::NodeId;
-use crate::curator::record::{self, RecordError};
+use crate::curator::record::{self, RecordError, moment};
 use crate::model::time::{Timestamp, after};
 use crate::proto::curator::v1 as wire;
 
@@ -312,11 +312,6 @@ impl Ticket {
         let fault = |fault: String| RecordError::new(key, fault);
         let id = TICKETS.id(key).map_err(|error| fault(error.to_string()))?;
         let record = record::decode(key, bytes, |record: &wire::TicketRecord| record.format)?;
-        let moment = |field: &str, milliseconds: i64| {
-            Timestamp::from_timestamp_millis(milliseconds).filter(|_| milliseconds > 0).ok_or_else(|| {
-                fault(format!("{field} is {milliseconds}, and milliseconds since 1970 are wanted"))
-            })
-        };
         let hash: [u8; 32] =
             record.secret_sha256.as_slice().try_into().map_err(|_| {
                 fault(format!("its hash has {} bytes and not 32", record.secret_sha256.len()))
@@ -327,10 +322,10 @@ impl Ticket {
             .map(|node| node.parse::<NodeId>().map_err(|error| RecordError::new(key, error.to_string())));
         let ticket = Self {
             hash,
-            created_at: moment("created_at", record.created_at_ms)?,
+            created_at: moment("created_at", record.created_at_ms).map_err(fault)?,
             created_by: record.created_by,
-            expires_at: moment("expires_at", record.expires_at_ms)?,
-            revoked_at: record.revoked_at_ms.map(|at| moment("revoked_at", at)).transpose()?,
+            expires_at: moment("expires_at", record.expires_at_ms).map_err(fault)?,
+            revoked_at: record.revoked_at_ms.map(|at| moment("revoked_at", at)).transpose().map_err(fault)?,
             uses: record.uses,
             used_by: used_by.collect::<Result<_, _>>()?,
             purpose: record.purpose,

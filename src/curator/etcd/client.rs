@@ -115,6 +115,7 @@ pub struct MemberStatus {
 #[derive(Clone, Debug)]
 pub struct Client {
     channel: Channel,
+    endpoints: Arc<[Endpoint]>,
     namespace: Namespace,
     deadline: Duration,
 }
@@ -145,7 +146,8 @@ impl Client {
     /// connects when it is first used.
     #[must_use]
     pub fn new(endpoints: Vec<Endpoint>, namespace: Namespace) -> Self {
-        Self { channel: transport::channel(endpoints), namespace, deadline: DEADLINE }
+        let endpoints: Arc<[Endpoint]> = endpoints.into();
+        Self { channel: transport::channel(endpoints.clone()), endpoints, namespace, deadline: DEADLINE }
     }
 
     /// The same connection with another deadline for each call.
@@ -165,6 +167,10 @@ impl Client {
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.deadline
+    }
+
+    pub(super) fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
     }
 
     pub(super) fn namespace(&self) -> &Namespace {
@@ -210,6 +216,21 @@ impl Client {
         let put = self.put_operation(key, value, 0)?;
         let done = self.transact(format!("writing {key}"), vec![], vec![put], vec![]).await?;
         Ok(done.revision)
+    }
+
+    /// Writes all of these keys if none of them is there, guarded by nothing else. Says whether it did.
+    pub async fn create_unguarded(
+        &self,
+        what: &str,
+        records: &[(String, Vec<u8>)],
+    ) -> Result<bool, EtcdError> {
+        let (mut absent, mut puts) = (Vec::new(), Vec::new());
+        for (key, value) in records {
+            absent.push(written_at(self.namespace.outside(key)?, 0));
+            puts.push(self.put_operation(key, value, 0)?);
+        }
+        let done = self.transact(format!("writing {what}"), absent, puts, vec![]).await?;
+        Ok(done.succeeded)
     }
 
     /// Deletes keys, guarded by nothing. Gives the store's revision after it.

@@ -45,8 +45,8 @@ pub enum Endpoint {
 }
 
 /// A channel that connects when it is used, and again when it has lost its connection.
-pub(super) fn channel(endpoints: Vec<Endpoint>) -> Channel {
-    let connector = Connector { endpoints: endpoints.into(), next: Arc::new(AtomicUsize::new(0)) };
+pub(super) fn channel(endpoints: Arc<[Endpoint]>) -> Channel {
+    let connector = Connector { endpoints, next: Arc::new(AtomicUsize::new(0)) };
     Transport::from_static("http://etcd")
         .connect_timeout(CONNECT.saturating_mul(2))
         .http2_keep_alive_interval(KEEPALIVE)
@@ -55,7 +55,7 @@ pub(super) fn channel(endpoints: Vec<Endpoint>) -> Channel {
         .connect_with_connector_lazy(connector)
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 type Opened = TokioIo<Box<dyn Stream>>;
 
@@ -91,7 +91,8 @@ impl Service<Uri> for Connector {
     }
 }
 
-async fn open(endpoint: &Endpoint) -> io::Result<Box<dyn Stream>> {
+/// Opens a connection.
+pub(super) async fn open(endpoint: &Endpoint) -> io::Result<Box<dyn Stream>> {
     Ok(match endpoint {
         Endpoint::Socket(path) => Box::new(UnixStream::connect(path).await?),
         Endpoint::Tls { address, server_name, config } => {

@@ -37,8 +37,13 @@ struct Member {
 impl Cluster {
     /// Starts a cluster and waits until it answers.
     pub(crate) async fn start(size: usize) -> Result<Self> {
+        Self::start_named((0..size).map(|number| format!("m{number}")).collect()).await
+    }
+
+    /// Starts a cluster whose members have these names.
+    pub(crate) async fn start_named(names: Vec<String>) -> Result<Self> {
         assertions_aloud();
-        let names: Vec<String> = (0..size).map(|number| format!("m{number}")).collect();
+        let size = names.len();
         let all = names.iter().map(|name| format!("{name}={}", peer_url(name))).collect::<Vec<_>>().join(",");
         // Only we can enter it: `tempdir` makes it so.
         let mut cluster =

@@ -1,0 +1,155 @@
+//! What there is one of: the cluster itself, and its authority.
+//!
+//! Both are written once, in the transaction that bootstraps the cluster, before any curator runs. The authority's key
+//! is the secret of the cluster: whoever reads its record can make himself a node or an owner. It is in no answer, and
+//! `Debug` shows the public half alone.
+
+use prost::Message as _;
+use uuid::Uuid;
+
+use crate::curator::key_space::{GLOBAL, KeyError};
+use crate::curator::node_id::PublicKey;
+use crate::curator::pki::Authority;
+use crate::curator::record::{self, RecordError, moment};
+use crate::model::time::Timestamp;
+use crate::proto::curator::v1 as wire;
+
+/// The longest name of a cluster.
+const LONGEST_NAME: usize = 63;
+
+/// A cluster as it was bootstrapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// Its id, which its authority's certificate names.
+    pub id: Uuid,
+    /// The name that its owner gave it.
+    pub name: String,
+    /// When it was bootstrapped.
+    pub created_at: Timestamp,
+    /// Keys that may claim an owner's certificate.
+    pub owner_keys: Vec<PublicKey>,
+}
+
+/// Where the cluster stands in etcd.
+pub fn cluster_key() -> Result<String, KeyError> {
+    GLOBAL.key("cluster")
+}
+
+/// Where its authority stands.
+pub fn authority_key() -> Result<String, KeyError> {
+    GLOBAL.key("authority")
+}
+
+/// Whether this can be the name of a cluster; the error is a part of a sentence.
+pub fn check_name(name: &str) -> Result<(), String> {
+    if name.is_empty() || name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
+        let shown: String = name.chars().take(100).collect();
+        return Err(format!(
+            "{shown:?} is no name of a cluster: it has 1 to {LONGEST_NAME} bytes, all printable"
+        ));
+    }
+    Ok(())
+}
+
+impl Cluster {
+    /// As it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        wire::ClusterRecord {
+            format: record::FORMAT,
+            cluster_id: self.id.to_string(),
+            name: self.name.clone(),
+            created_at_ms: self.created_at.timestamp_millis(),
+            owner_keys: self.owner_keys.iter().map(|key| key.0.to_vec()).collect(),
+        }
+        .encode_to_vec()
+    }
+
+    /// Reads what is stored under `key`.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let fault = |fault: String| RecordError::new(key, fault);
+        let record = record::decode(key, bytes, |record: &wire::ClusterRecord| record.format)?;
+        let owner_keys = record.owner_keys.iter().map(|key| PublicKey::from_slice(key));
+        check_name(&record.name).map_err(fault)?;
+        Ok(Self {
+            id: record.cluster_id.parse().map_err(|_| fault("its id is no UUID".to_owned()))?,
+            created_at: moment("created_at", record.created_at_ms).map_err(fault)?,
+            owner_keys: owner_keys.collect::<Result<_, _>>().map_err(fault)?,
+            name: record.name,
+        })
+    }
+}
+
+/// The authority as it is stored. A secret.
+#[must_use]
+pub fn encode_authority(authority: &Authority) -> Vec<u8> {
+    wire::AuthorityRecord {
+        format: record::FORMAT,
+        certificate: authority.anchor().certificate.clone(),
+        private_key: authority.pkcs8().to_vec(),
+    }
+    .encode_to_vec()
+}
+
+/// Reads the authority that is stored under `key`. The error shows nothing of it.
+pub fn decode_authority(key: &str, bytes: &[u8]) -> Result<Authority, RecordError> {
+    let record = record::decode(key, bytes, |record: &wire::AuthorityRecord| record.format)?;
+    Authority::load(&record.certificate, &record.private_key)
+        .map_err(|error| RecordError::new(key, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curator::node::tests::at;
+    use crate::curator::node_id::tests::key;
+    use crate::curator::pki::tests::authority;
+
+    fn cluster() -> Cluster {
+        Cluster {
+            id: Uuid::from_u128(7),
+            name: "ams".to_owned(),
+            created_at: at(5),
+            owner_keys: vec![key(1), key(2)],
+        }
+    }
+
+    #[test]
+    fn cluster_reads_back_as_it_was_stored() {
+        let stored = cluster().encode();
+        assert_eq!(Cluster::decode(&cluster_key().unwrap(), &stored).unwrap(), cluster());
+        let odd = Cluster { name: String::new(), ..cluster() };
+        let error = Cluster::decode("/a/b", &odd.encode()).unwrap_err().to_string();
+        assert!(error.contains("/a/b") && error.contains("no name of a cluster"), "{error}");
+    }
+
+    #[test]
+    fn authority_signs_the_same_once_it_was_stored() {
+        let stored = encode_authority(&authority(1));
+        let read = decode_authority(&authority_key().unwrap(), &stored).unwrap();
+        assert_eq!(read.anchor(), authority(1).anchor());
+        assert_eq!(read.pkcs8(), authority(1).pkcs8());
+    }
+
+    #[test]
+    fn error_of_an_authority_shows_nothing_of_its_key() {
+        let other = wire::AuthorityRecord {
+            format: record::FORMAT,
+            certificate: authority(1).anchor().certificate.clone(),
+            private_key: authority(2).pkcs8().to_vec(),
+        };
+        let error = decode_authority("/a", &other.encode_to_vec()).unwrap_err();
+        assert!(error.to_string().contains("one of both is of another cluster"), "{error}");
+        let secret = hex::encode(authority(2).pkcs8());
+        assert!(!format!("{error} {error:?}").contains(&secret[40..]));
+    }
+
+    #[test]
+    fn names_are_one_printable_line() {
+        for (name, good) in
+            [("ams-1", true), ("Rack 7, row 2", true), ("", false), ("a\nb", false), (&"x".repeat(64), false)]
+        {
+            assert_eq!(check_name(name).is_ok(), good, "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Operators' own roles.
+
+use std::sync::Arc;
+
+use futures::Stream;
+use tonic::{Code, Request, Response, Status};
+
+use crate::curator::declaration::Declaration;
+use crate::curator::etcd::guard::{Change, Expected};
+use crate::curator::key_space::DECLARATIONS;
+use crate::curator::node_id::NodeId;
+use crate::curator::role::{DeclaredRole, RoleNameError, told};
+use crate::curator::service::failure::Failure;
+use crate::curator::service::leader::{Answers, Caller, Leading};
+use crate::curator::service::store::put;
+use crate::proto::curator::v1 as wire;
+use crate::proto::curator::v1::declarations_server;
+
+/// The service.
+#[derive(Clone, Debug)]
+pub struct DeclarationsService(pub Arc<Leading>);
+
+#[tonic::async_trait]
+impl declarations_server::Declarations for DeclarationsService {
+    type WatchOwnStream = Answers<wire::WatchOwnDeclarationsResponse>;
+
+    async fn put(
+        &self,
+        request: Request<wire::PutDeclarationRequest>,
+    ) -> Result<Response<wire::PutDeclarationResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let asked = request.into_inner();
+        let declared = Declaration::new(asked.declaration.unwrap_or_default())
+            .map_err(|error| Failure::invalid(error.to_string()))?;
+        let store = &self.0.store;
+        let written = store.decide(|| async {
+            let known = store.declaration(declared.role()).await?;
+            let in_force = known.as_ref().map_or(0, |known| known.value.revision());
+            if asked.expected_revision.is_some_and(|expected| expected != in_force) {
+                let role = declared.role();
+                let sentence = format!(
+                    "role {role} was not declared: revision {in_force} is in force, and {} was expected; look at it \
+                     and declare it again",
+                    asked.expected_revision.unwrap_or_default()
+                );
+                return Err(Failure::refused(Code::FailedPrecondition, sentence));
+            }
+            let Some(new) = declared.clone().replacing(known.as_ref().map(|known| &known.value)) else {
+                return Ok((known.map(|known| known.value), false));
+            };
+            let change = put(DECLARATIONS.key(new.role())?, new.encode(), known.as_ref());
+            store.write(&[change]).await?;
+            tracing::info!(role = %new.role(), revision = new.revision(), by = %caller.peer, "a role was declared");
+            Ok((Some(new), true))
+        });
+        let (declaration, changed) = written.await?;
+        let declaration = declaration.map(|declaration| declaration.to_wire().clone());
+        Ok(Response::new(wire::PutDeclarationResponse { declaration, changed }))
+    }
+
+    async fn list(
+        &self,
+        _: Request<wire::ListDeclarationsRequest>,
+    ) -> Result<Response<wire::ListDeclarationsResponse>, Status> {
+        let kept = self.0.store.declarations().await?;
+        let declarations = kept.iter().map(|kept| kept.value.to_wire().clone()).collect();
+        Ok(Response::new(wire::ListDeclarationsResponse { declarations }))
+    }
+
+    async fn delete(
+        &self,
+        request: Request<wire::DeleteDeclarationRequest>,
+    ) -> Result<Response<wire::DeleteDeclarationResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let role: DeclaredRole = request
+            .into_inner()
+            .role
+            .parse()
+            .map_err(|error: RoleNameError| Failure::refused(Code::NotFound, error.to_string()))?;
+        let leading = &self.0;
+        // Nobody is given the role between the look at the nodes and the deletion.
+        let _alone = leading.membership().await;
+        let deleted = leading.store.decide(|| async {
+            let none = || Failure::refused(Code::NotFound, format!("role {role} is not declared"));
+            let known = leading.store.declaration(&role).await?.ok_or_else(none)?;
+            let nodes = leading.store.nodes().await?.nodes;
+            let with: Vec<&NodeId> = nodes
+                .values()
+                .filter(|node| node.roles.declared.contains(&role))
+                .map(|node| &node.id)
+                .collect();
+            if !with.is_empty() {
+                let sentence =
+                    format!("role {role} was not forgotten: {} have it; take it from them first", told(with));
+                return Err(Failure::refused(Code::FailedPrecondition, sentence));
+            }
+            let expected = Expected::At(known.revision);
+            leading.store.write(&[Change::Delete { key: DECLARATIONS.key(&role)?, expected }]).await
+        });
+        deleted.await?;
+        tracing::info!(%role, by = %caller.peer, "a role was forgotten");
+        Ok(Response::new(wire::DeleteDeclarationResponse {}))
+    }
+
+    async fn watch_own(
+        &self,
+        request: Request<wire::WatchOwnDeclarationsRequest>,
+    ) -> Result<Response<Self::WatchOwnStream>, Status> {
+        let caller = Caller::of(&request)?;
+        let own = own(self.0.clone(), caller.node()?);
+        Ok(Response::new(self.0.stream(&caller, own)))
+    }
+}
+
+/// What a node is to run: now, and whenever it changes.
+fn own(
+    leading: Arc<Leading>,
+    node: NodeId,
+) -> impl Stream<Item = Result<wire::WatchOwnDeclarationsResponse, Status>> {
+    let changes = leading.view.changes();
+    futures::stream::unfold((leading, changes, None), move |(leading, mut changes, told)| async move {
+        loop {
+            let now: Vec<Arc<Declaration>> = {
+                let seen = leading.view.seen();
+                let roles = seen.nodes.get(&node).map(|node| node.roles.declared.clone()).unwrap_or_default();
+                roles.iter().filter_map(|role| seen.declarations.get(role).cloned()).collect()
+            };
+            let same = |told: &Vec<Arc<Declaration>>| {
+                told.len() == now.len() && told.iter().zip(&now).all(|(one, other)| Arc::ptr_eq(one, other))
+            };
+            if !told.as_ref().is_some_and(same) {
+                let declarations = now.iter().map(|declaration| declaration.to_wire().clone()).collect();
+                let answer = wire::WatchOwnDeclarationsResponse { declarations };
+                return Some((Ok(answer), (leading, changes, Some(now))));
+            }
+            if changes.changed().await.is_err() {
+                return None;
+            }
+        }
+    })
+}

@@ -1,0 +1,195 @@
+//! The records of a cluster as its leader reads and writes them.
+//!
+//! Every write is guarded by the leader's lock, and by each record as it was read: between two calls of one leader there
+//! is no other order. Whoever finds that a record has changed meanwhile decides anew from the start.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::curator::cluster::{self, Cluster};
+use crate::curator::credential::{Credential, Revocation};
+use crate::curator::declaration::Declaration;
+use crate::curator::etcd::client::{Client, Record};
+use crate::curator::etcd::guard::{Change, Expected, Guard};
+use crate::curator::etcd::namespace::Keys;
+use crate::curator::key_space::{CERTIFICATES, DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATES, TICKETS};
+use crate::curator::membership::Nodes;
+use crate::curator::node::Node;
+use crate::curator::node_id::NodeId;
+use crate::curator::pki::{Authority, Serial};
+use crate::curator::record::RecordError;
+use crate::curator::role::DeclaredRole;
+use crate::curator::service::failure::Failure;
+use crate::curator::tickets::{Ticket, TicketId};
+
+/// How often a decision is made anew, because records changed while it was being made.
+const TRIES: u32 = 10;
+
+/// A record as it was read.
+#[derive(Clone, Debug)]
+pub struct Stored<T> {
+    /// What it says.
+    pub value: T,
+    /// The store's revision of it.
+    pub revision: i64,
+}
+
+/// All nodes as they were at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct StoredNodes {
+    /// Their records.
+    pub nodes: Nodes,
+    /// The store's revision of each.
+    pub revisions: BTreeMap<NodeId, i64>,
+}
+
+/// The records, as long as the guard holds.
+#[derive(Clone, Debug)]
+pub struct Store {
+    client: Client,
+    guard: Guard,
+}
+
+impl Store {
+    /// The records of the cluster that this client speaks to, under an election that was won.
+    #[must_use]
+    pub const fn new(client: Client, guard: Guard) -> Self {
+        Self { client, guard }
+    }
+
+    /// etcd itself.
+    #[must_use]
+    pub const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The cluster.
+    pub async fn cluster(&self) -> Result<Option<Stored<Cluster>>, Failure> {
+        self.one(cluster::cluster_key()?, Cluster::decode).await
+    }
+
+    /// Its authority.
+    pub async fn authority(&self) -> Result<Option<Stored<Authority>>, Failure> {
+        self.one(cluster::authority_key()?, cluster::decode_authority).await
+    }
+
+    /// A node.
+    pub async fn node(&self, id: &NodeId) -> Result<Option<Stored<Node>>, Failure> {
+        self.one(Node::etcd_key(id)?, Node::decode).await
+    }
+
+    /// All nodes.
+    pub async fn nodes(&self) -> Result<StoredNodes, Failure> {
+        let mut nodes = StoredNodes::default();
+        for stored in self.all(&NODES, Node::decode).await? {
+            nodes.revisions.insert(stored.value.id, stored.revision);
+            nodes.nodes.insert(stored.value.id, stored.value);
+        }
+        Ok(nodes)
+    }
+
+    /// A ticket.
+    pub async fn ticket(&self, id: TicketId) -> Result<Option<Stored<Ticket>>, Failure> {
+        self.one(TICKETS.key(id)?, Ticket::decode).await
+    }
+
+    /// All tickets.
+    pub async fn tickets(&self) -> Result<Vec<Stored<Ticket>>, Failure> {
+        self.all(&TICKETS, Ticket::decode).await
+    }
+
+    /// The declaration of a role.
+    pub async fn declaration(&self, role: &DeclaredRole) -> Result<Option<Stored<Declaration>>, Failure> {
+        self.one(DECLARATIONS.key(role)?, Declaration::decode).await
+    }
+
+    /// All declarations, in order of their names.
+    pub async fn declarations(&self) -> Result<Vec<Stored<Declaration>>, Failure> {
+        self.all(&DECLARATIONS, Declaration::decode).await
+    }
+
+    /// What is kept of a certificate.
+    pub async fn credential(&self, serial: Serial) -> Result<Option<Stored<Credential>>, Failure> {
+        self.one(Credential::etcd_key(serial)?, Credential::decode).await
+    }
+
+    /// What is kept of all certificates.
+    pub async fn credentials(&self) -> Result<Vec<Stored<Credential>>, Failure> {
+        self.all(&CERTIFICATES, Credential::decode).await
+    }
+
+    /// Whether all certificates of a node are refused.
+    pub async fn is_revoked(&self, node: NodeId) -> Result<bool, Failure> {
+        let key = Revocation::Node(node).etcd_key()?;
+        Ok(self.one(key, Revocation::decode).await?.is_some())
+    }
+
+    /// Certificates that are refused.
+    pub async fn revoked_certificates(&self) -> Result<Vec<Stored<Revocation>>, Failure> {
+        self.all(&REVOKED_CERTIFICATES, Revocation::decode).await
+    }
+
+    /// Makes all these changes or none.
+    pub async fn write(&self, changes: &[Change]) -> Result<(), Failure> {
+        self.client.write(&self.guard, changes).await?;
+        Ok(())
+    }
+
+    /// Reads, decides and writes: all of it anew where a record changed between the look at it and the write.
+    pub async fn decide<T, Deciding>(&self, attempt: impl Fn() -> Deciding) -> Result<T, Failure>
+    where
+        Deciding: Future<Output = Result<T, Failure>>,
+    {
+        let mut tries = 1;
+        loop {
+            match attempt().await {
+                Err(Failure::Changed(keys)) if tries < TRIES => {
+                    tracing::debug!(keys, tries, "a record changed while it was being written");
+                    // Two that are as fast as each other must not stay so.
+                    let most = Duration::from_millis(5).saturating_mul(tries);
+                    tokio::time::sleep(most.mul_f64(rand::random())).await;
+                    tries += 1;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn one<T>(
+        &self,
+        key: String,
+        decode: impl Fn(&str, &[u8]) -> Result<T, RecordError>,
+    ) -> Result<Option<Stored<T>>, Failure> {
+        let record = self.client.read(&self.guard, &key).await?;
+        Ok(record.map(|record| stored(&record, decode)).transpose()?)
+    }
+
+    async fn all<T>(
+        &self,
+        prefix: &Prefix,
+        decode: impl Fn(&str, &[u8]) -> Result<T, RecordError>,
+    ) -> Result<Vec<Stored<T>>, Failure> {
+        let listing = self.client.list(&Keys::Under(prefix.range().start)).await?;
+        Ok(listing.records.iter().map(|record| stored(record, &decode)).collect::<Result<_, _>>()?)
+    }
+}
+
+fn stored<T>(
+    record: &Record,
+    decode: impl Fn(&str, &[u8]) -> Result<T, RecordError>,
+) -> Result<Stored<T>, RecordError> {
+    Ok(Stored { value: decode(&record.key, &record.value)?, revision: record.mod_revision })
+}
+
+/// A write of a record that was read as `known`.
+#[must_use]
+pub fn put<T>(key: String, value: Vec<u8>, known: Option<&Stored<T>>) -> Change {
+    let expected = known.map_or(Expected::Absent, |known| Expected::At(known.revision));
+    Change::Put { key, value, expected }
+}
+
+/// A write of a node's record that was read at this revision.
+pub fn put_node(node: &Node, revision: Option<i64>) -> Result<Change, Failure> {
+    let expected = revision.map_or(Expected::Absent, Expected::At);
+    Ok(Change::Put { key: Node::etcd_key(&node.id)?, value: node.encode()?, expected })
+}

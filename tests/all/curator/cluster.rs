@@ -1,0 +1,338 @@
+//! A cluster of curators for one test, and whoever calls them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use chrono::TimeDelta;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use shepherd::curator::bootstrap::{Founded, Founding, bootstrap, new_authority};
+use shepherd::curator::clock::Clock;
+use shepherd::curator::cluster::{authority_key, decode_authority};
+use shepherd::curator::dial::dial;
+use shepherd::curator::etcd::client::Client;
+use shepherd::curator::leader_channel::Curators;
+use shepherd::curator::membership::peer_url;
+use shepherd::curator::node::{Node, State, Status as NodeStatus};
+use shepherd::curator::node_id::{NodeId, PublicKey};
+use shepherd::curator::pki::{Anchor, Authority, NODE_LIFETIME, Serial, Validity};
+use shepherd::curator::service::curator::{Curator, CuratorError, Settings};
+use shepherd::curator::tls::{certified, client_config};
+use shepherd::model::time::Timestamp;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
+use shepherd::proto::curator::v1::management_client::ManagementClient;
+use shepherd::proto::curator::v1::registration_client::RegistrationClient;
+use shepherd::proto::curator::v1::tickets_client::TicketsClient;
+use shepherd::roleserver::identity::Identity;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::harness::etcd_servers::{self, PATIENCE, in_time};
+
+/// What a certificate is asked for by default.
+pub(crate) const AN_HOUR_MS: u64 = 3_600_000;
+
+/// A clock that a test moves.
+#[derive(Clone)]
+pub(crate) struct Shifted {
+    by_seconds: Arc<AtomicU32>,
+    began: Instant,
+}
+
+impl Shifted {
+    fn new() -> Self {
+        Self { by_seconds: Arc::default(), began: Instant::now() }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp::from(SystemTime::now()) + TimeDelta::seconds(self.by_seconds.load(Ordering::SeqCst).into())
+    }
+
+    /// Lets so many seconds pass at once.
+    pub(crate) fn pass(&self, seconds: u32) {
+        self.by_seconds.fetch_add(seconds, Ordering::SeqCst);
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        let (wall, running) = (self.clone(), self.clone());
+        Clock::new(
+            move || wall.now(),
+            move || {
+                let by = running.by_seconds.load(Ordering::SeqCst);
+                running.began.elapsed() + Duration::from_secs(by.into())
+            },
+        )
+    }
+}
+
+/// A key, and whoever holds it.
+pub(crate) struct Holder {
+    pub(crate) identity: Identity,
+    pub(crate) key: PublicKey,
+    pub(crate) id: NodeId,
+}
+
+impl Holder {
+    pub(crate) fn new() -> Result<Self> {
+        let identity = Identity::generate()?;
+        let key = PublicKey(identity.public_key());
+        Ok(Self { identity, key, id: NodeId::of(&key) })
+    }
+
+    /// With the certificate that this key signed for itself.
+    pub(crate) fn itself(&self) -> Result<Arc<CertifiedKey>> {
+        Ok(certified(self.identity.certificate_der(), self.identity.pkcs8())?)
+    }
+
+    /// With a certificate that somebody gave it.
+    pub(crate) fn with(&self, certificate: &[u8]) -> Result<Arc<CertifiedKey>> {
+        Ok(certified(certificate, self.identity.pkcs8())?)
+    }
+}
+
+/// How a test wants its curators.
+pub(crate) struct Wanted {
+    pub(crate) size: usize,
+    pub(crate) ttl: Duration,
+    pub(crate) sync_interval: Duration,
+    pub(crate) deadline: Duration,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self {
+            size: 1,
+            ttl: Duration::from_secs(10),
+            sync_interval: Duration::from_millis(200),
+            deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Curators, each beside its own etcd. They end with it.
+pub(crate) struct Cluster {
+    running: Vec<Option<Running>>,
+    pub(crate) nodes: Vec<Holder>,
+    pub(crate) owner: Holder,
+    pub(crate) id: Uuid,
+    pub(crate) anchor: Anchor,
+    pub(crate) authority: Authority,
+    pub(crate) time: Shifted,
+    certificates: Vec<Vec<u8>>,
+    wanted: Wanted,
+    pub(crate) etcd: etcd_servers::Cluster,
+}
+
+struct Running {
+    address: SocketAddr,
+    cancel: CancellationToken,
+    task: JoinSet<Result<(), CuratorError>>,
+}
+
+impl Cluster {
+    /// One curator, which leads.
+    pub(crate) async fn start() -> Result<Self> {
+        let cluster = Self::start_with(Wanted::default()).await?;
+        cluster.until_one_leads(None).await?;
+        Ok(cluster)
+    }
+
+    /// Founds a cluster and starts its curators.
+    pub(crate) async fn start_with(wanted: Wanted) -> Result<Self> {
+        let nodes = (0..wanted.size).map(|_| Holder::new()).collect::<Result<Vec<_>>>()?;
+        let etcd = etcd_servers::Cluster::start_named(nodes.iter().map(|node| node.id.to_string()).collect())
+            .await?;
+        let (owner, id, time) = (Holder::new()?, Uuid::new_v4(), Shifted::new());
+        let founding = founding(id, &nodes[0], &owner, time.now())?;
+        let client = etcd.client();
+        let founded: Founded = bootstrap(&client, &founding, time.now()).await?;
+        let anchor = Anchor::parse(&founded.ca_certificate)?;
+        let key = authority_key()?;
+        let authority = decode_authority(&key, &client.get(&key).await?.context("authority")?.value)?;
+        let mut certificates = vec![founded.certificate];
+        // The others have come in ways that other tests are about.
+        for node in &nodes[1..] {
+            let record = Node::new(node.key, State::Up, time.now());
+            client.put_unguarded(&Node::etcd_key(&node.id)?, &record.encode()?).await?;
+            certificates.push(certificate(&authority, node, time.now())?);
+        }
+        let running = nodes.iter().map(|_| None).collect();
+        let mut cluster =
+            Self { running, nodes, owner, id, anchor, authority, time, certificates, wanted, etcd };
+        for number in 0..cluster.nodes.len() {
+            cluster.run(number).await?;
+        }
+        Ok(cluster)
+    }
+
+    /// Starts the curator of a node, on another port than before; its node says where.
+    pub(crate) async fn run(&mut self, number: usize) -> Result<()> {
+        let node = &self.nodes[number];
+        let client = self.client_of(number);
+        let shown = SingleCertAndKey::from(node.with(&self.certificates[number])?);
+        let curator = Curator::bind(Settings {
+            own: node.id,
+            client: client.clone(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            shown: Arc::new(shown),
+            ttl: self.wanted.ttl,
+            sync_interval: self.wanted.sync_interval,
+            clock: self.time.clock(),
+        })
+        .await?;
+        let address = curator.address;
+        let key = Node::etcd_key(&node.id)?;
+        let record = client.get(&key).await?.context("no record")?;
+        let mut record = Node::decode(&key, &record.value)?;
+        record.status =
+            Some(NodeStatus::from_report(&status(address), self.time.now()).map_err(anyhow::Error::msg)?);
+        client.put_unguarded(&key, &record.encode()?).await?;
+        let (cancel, mut task) = (CancellationToken::new(), JoinSet::new());
+        let stop = cancel.clone();
+        task.spawn(async move { curator.run(&stop).await });
+        self.running[number] = Some(Running { address, cancel, task });
+        Ok(())
+    }
+
+    /// Stops a curator as its role server would, and says what it ended with.
+    pub(crate) async fn stop(&mut self, number: usize) -> Result<()> {
+        let mut running = self.running[number].take().context("it does not run")?;
+        running.cancel.cancel();
+        in_time("its end", running.task.join_next()).await?.context("it ran")???;
+        Ok(())
+    }
+
+    /// Ends a curator as a crash does: nothing is given back.
+    pub(crate) fn kill(&mut self, number: usize) {
+        self.running[number] = None;
+    }
+
+    pub(crate) fn client_of(&self, number: usize) -> Client {
+        self.etcd.client_of(&[number]).with_deadline(self.wanted.deadline)
+    }
+
+    pub(crate) fn address(&self, number: usize) -> Result<String> {
+        Ok(self.running[number].as_ref().context("it does not run")?.address.to_string())
+    }
+
+    /// A channel to one curator, as whoever has this certificate.
+    pub(crate) fn channel(&self, number: usize, own: Option<Arc<CertifiedKey>>) -> Result<Channel> {
+        let config = client_config(self.anchor.clone(), None, own, self.time.clock())?;
+        Ok(dial(&self.address(number)?, config))
+    }
+
+    /// The way to the leader, as whoever has this certificate.
+    pub(crate) fn curators(&self, own: Option<Arc<CertifiedKey>>) -> Curators {
+        let (anchor, clock) = (self.anchor.clone(), self.time.clock());
+        let configure = move |expected| client_config(anchor.clone(), expected, own.clone(), clock.clone());
+        let curators = Curators::new(Arc::new(configure));
+        let addresses = (0..self.nodes.len()).filter_map(|number| self.address(number).ok());
+        curators.learn(addresses);
+        curators
+    }
+
+    /// An owner's channel to the first curator, with a certificate that was claimed there.
+    pub(crate) async fn as_owner(&self) -> Result<Channel> {
+        let mut claiming = CredentialsClient::new(self.channel(0, Some(self.owner.itself()?))?);
+        let claimed =
+            claiming.claim_owner(wire::ClaimOwnerRequest { lifetime_ms: AN_HOUR_MS }).await?.into_inner();
+        self.channel(0, Some(self.owner.with(&claimed.certificate)?))
+    }
+
+    /// Waits until one of the curators that run leads, other than the one that is left out: which.
+    pub(crate) async fn until_one_leads(&self, left_out: Option<usize>) -> Result<usize> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            for number in 0..self.nodes.len() {
+                if Some(number) != left_out && self.running[number].is_some() && self.leads(number).await? {
+                    return Ok(number);
+                }
+            }
+            ensure!(Instant::now() < end, "nobody leads");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Whether a curator serves as the leader: it then refuses this call for want of a certificate alone.
+    async fn leads(&self, number: usize) -> Result<bool> {
+        let mut management = ManagementClient::new(self.channel(number, None)?);
+        let asking = management.get_cluster(wire::GetClusterRequest {});
+        match tokio::time::timeout(Duration::from_secs(5), asking).await {
+            Ok(Err(status)) => Ok(status.code() == Code::Unauthenticated),
+            Ok(Ok(_)) => bail!("{number} let in whoever proved nothing"),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Takes a machine in as a node, with all that this takes; its certificate.
+    pub(crate) async fn take_in(&self, node: &Holder) -> Result<Vec<u8>> {
+        let owner = self.as_owner().await?;
+        let ticket = ticket(owner.clone(), Some(1)).await?;
+        let mut registration = RegistrationClient::new(self.channel(0, Some(node.itself()?))?);
+        registration.register(wire::RegisterRequest { ticket, ..Default::default() }).await?;
+        let public_key = node.key.0.to_vec();
+        ManagementClient::new(owner).approve(wire::ApproveRequest { public_key }).await?;
+        match registration.commit(wire::CommitRequest {}).await?.into_inner().result {
+            Some(wire::commit_response::Result::Membership(membership)) => Ok(membership.certificate),
+            other => bail!("it was not taken in: {other:?}"),
+        }
+    }
+}
+
+/// What a test's cluster is founded with.
+pub(crate) fn founding(id: Uuid, node: &Holder, owner: &Holder, now: Timestamp) -> Result<Founding> {
+    Ok(Founding {
+        authority: Arc::new(new_authority(id, now)?),
+        name: "of a test".to_owned(),
+        owner_keys: vec![owner.key],
+        node_key: node.key,
+        machine: None,
+        labels: BTreeMap::new(),
+        address: None,
+    })
+}
+
+/// A certificate of a node, as a curator would issue it now.
+pub(crate) fn certificate(authority: &Authority, node: &Holder, now: Timestamp) -> Result<Vec<u8>> {
+    let validity = Validity::starting(now, NODE_LIFETIME);
+    Ok(authority.issue_node(&node.key, Serial::new(rand::random()), validity)?.certificate)
+}
+
+/// A new ticket's secret.
+pub(crate) async fn ticket(owner: Channel, uses: Option<u32>) -> Result<Vec<u8>> {
+    let asked = wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, uses, purpose: "a test".to_owned() };
+    Ok(TicketsClient::new(owner).create(asked).await?.into_inner().secret)
+}
+
+/// What a node says of itself whose curator listens there.
+pub(crate) fn status(address: SocketAddr) -> wire::NodeStatus {
+    wire::NodeStatus {
+        external_address: address.ip().to_string(),
+        curator_port: address.port().into(),
+        version: "1.2.3".to_owned(),
+        boot_id: "5f0dd4bc-9d39-4c9b-8c53-5f1b4e8c7d11".to_owned(),
+        ..Default::default()
+    }
+}
+
+/// The peer URL of a member at this address.
+pub(crate) fn peer_url_of(address: &str) -> Result<String> {
+    Ok(peer_url(address.parse()?))
+}
+
+/// What a call was refused with.
+pub(crate) fn refusal<T: std::fmt::Debug>(
+    answer: Result<tonic::Response<T>, Status>,
+) -> Result<(Code, String)> {
+    match answer {
+        Ok(answer) => bail!("it was let through: {:?}", answer.into_inner()),
+        Err(status) => Ok((status.code(), status.message().to_owned())),
+    }
+}

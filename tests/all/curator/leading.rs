@@ -1,0 +1,199 @@
+//! Who leads, that nobody else answers, and that those who call find the next one by themselves.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use shepherd::curator::etcd::namespace::Keys;
+use shepherd::curator::key_space::TICKETS;
+use shepherd::curator::leader_channel::Curators;
+use shepherd::curator::pki::{Serial, Validity};
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::leader_client::LeaderClient;
+use shepherd::proto::curator::v1::management_client::ManagementClient;
+use shepherd::proto::curator::v1::nodes_client::NodesClient;
+use shepherd::proto::curator::v1::tickets_client::TicketsClient;
+use tokio::task::JoinSet;
+use tonic::{Code, Status, Streaming};
+
+use super::cluster::{AN_HOUR_MS, Cluster, Holder, Wanted, certificate, refusal};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::{in_time, until};
+
+fn three() -> Wanted {
+    Wanted { size: 3, ttl: Duration::from_secs(5), deadline: Duration::from_secs(3), ..Wanted::default() }
+}
+
+/// The way of an owner to the leader, followed in the background.
+fn way(cluster: &Cluster) -> Result<(Curators, JoinSet<()>)> {
+    let validity = Validity::starting(cluster.time.now(), Duration::from_hours(1));
+    let issued =
+        cluster.authority.issue_owner("kim", &cluster.owner.key, Serial::new(rand::random()), validity)?;
+    let curators = cluster.curators(Some(cluster.owner.with(&issued.certificate)?));
+    let mut following = JoinSet::new();
+    following.spawn({
+        let curators = curators.clone();
+        async move { match curators.follow().await {} }
+    });
+    Ok((curators, following))
+}
+
+/// Makes a ticket with the leader, whoever that is by the time: asks again as long as nobody leads.
+async fn make_ticket(curators: &Curators, purpose: &str) -> Result<String> {
+    let mut tickets = TicketsClient::new(curators.channel());
+    let asked =
+        wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, uses: None, purpose: purpose.to_owned() };
+    let making = async {
+        loop {
+            match tickets.create(asked.clone()).await {
+                Ok(made) => {
+                    return made.into_inner().ticket.map(|ticket| ticket.ticket_id).context("no ticket");
+                }
+                Err(status) if status.code() == Code::Unavailable => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                Err(status) => return Err(status.into()),
+            }
+        }
+    };
+    in_time("a ticket", making).await?
+}
+
+/// Scenarios C-1 and C-15: each says who leads, one does everything, the others nothing else.
+#[tokio::test]
+async fn every_curator_says_who_leads_and_only_that_one_does_more() -> TestResult {
+    let cluster = Cluster::start_with(three()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    for number in 0..3 {
+        let channel = cluster.channel(number, None)?;
+        let mut asking = LeaderClient::new(channel.clone());
+        let mut said = None;
+        // One that has just started may not know yet.
+        until("it says who leads", async || {
+            let Ok(answers) = asking.watch(wire::WatchLeaderRequest {}).await else { return Ok(false) };
+            said = answers.into_inner().message().await.ok().flatten();
+            Ok(said.is_some())
+        })
+        .await?;
+        let said = said.context("nothing")?;
+        assert_eq!(said.leader_node_id, cluster.nodes[leader].id.to_string());
+        assert_eq!(said.this_node_id, cluster.nodes[number].id.to_string());
+        let place = format!("{}:{}", said.leader_address, said.leader_port);
+        assert_eq!(place, cluster.address(leader)?);
+        let ca = asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await?.into_inner();
+        assert_eq!(ca.ca_certificate, cluster.anchor.certificate);
+        if number != leader {
+            let node = &cluster.nodes[number];
+            let own = node.with(&certificate(&cluster.authority, node, cluster.time.now())?)?;
+            let mut management = ManagementClient::new(cluster.channel(number, Some(own))?);
+            let (code, said) = refusal(management.get_cluster(wire::GetClusterRequest {}).await)?;
+            assert_eq!((code, said.contains("does not lead")), (Code::Unimplemented, true), "{said}");
+        }
+    }
+    Ok(())
+}
+
+/// The leader stops, is killed, and loses sight of its etcd: each time another one leads, and who calls goes on.
+#[tokio::test]
+async fn calls_go_on_with_the_next_leader_whatever_became_of_the_last() -> TestResult {
+    let mut cluster = Cluster::start_with(three()).await?;
+    let (curators, _following) = way(&cluster)?;
+    let mut made = vec![make_ticket(&curators, "before").await?];
+
+    // Stopped: it gives its lease back, and nobody waits for that to end.
+    let first = cluster.until_one_leads(None).await?;
+    assert_eq!(curators.leader().context("nobody")?.node, cluster.nodes[first].id);
+    cluster.stop(first).await?;
+    made.push(make_ticket(&curators, "after a stop").await?);
+    cluster.run(first).await?;
+
+    // Killed: its lease ends by itself.
+    let second = cluster.until_one_leads(Some(first)).await?;
+    cluster.kill(second);
+    made.push(make_ticket(&curators, "after a crash").await?);
+    cluster.run(second).await?;
+    // Wherever the curators listen by now, whoever asks has to be told; a directory does that on a node.
+    curators.learn((0..3).filter_map(|number| cluster.address(number).ok()));
+
+    // Its etcd falls silent: it knows that it does not lead any more before anybody else does.
+    let third = cluster.until_one_leads(Some(second)).await?;
+    cluster.etcd.silence(third)?;
+    made.push(make_ticket(&curators, "after a silence").await?);
+    let (code, said) = {
+        let node = &cluster.nodes[third];
+        let own = node.with(&certificate(&cluster.authority, node, cluster.time.now())?)?;
+        let mut nodes = NodesClient::new(cluster.channel(third, Some(own))?);
+        refusal(in_time("an answer", nodes.renew_certificate(wire::RenewCertificateRequest {})).await?)?
+    };
+    assert!(matches!(code, Code::Unavailable | Code::Unimplemented), "{code:?} {said}");
+    cluster.etcd.let_speak(third)?;
+
+    let listed = TicketsClient::new(curators.channel()).list(wire::ListTicketsRequest {}).await?.into_inner();
+    let mut listed: Vec<String> = listed.tickets.into_iter().map(|ticket| ticket.ticket_id).collect();
+    for id in &made {
+        assert!(listed.contains(id), "{id} was answered with success, and is lost");
+    }
+    let kept =
+        cluster.client_of((third + 1) % 3).list(&Keys::Under(TICKETS.range().start)).await?.records.len();
+    listed.dedup();
+    assert_eq!(listed.len(), kept);
+    Ok(())
+}
+
+/// A stream to a leader that leads no longer ends, and says why.
+#[tokio::test]
+async fn streams_end_with_the_leadership_they_were_opened_in() -> TestResult {
+    let mut cluster = Cluster::start_with(three()).await?;
+    let leader = cluster.until_one_leads(None).await?;
+    let node = &cluster.nodes[leader];
+    let own = node.with(&certificate(&cluster.authority, node, cluster.time.now())?)?;
+    let mut nodes = NodesClient::new(cluster.channel(leader, Some(own))?);
+    let mut watching = nodes.watch_all(wire::WatchAllRequest {}).await?.into_inner();
+    watching.message().await?.context("no backlog")?;
+    let mut who = LeaderClient::new(cluster.channel(leader, None)?);
+    let mut leading = who.watch(wire::WatchLeaderRequest {}).await?.into_inner();
+    leading.message().await?.context("nobody leads")?;
+    cluster.stop(leader).await?;
+    for ended in [end_of(watching).await?, end_of(leading).await?] {
+        let status = ended.context("it ended as if all had been told")?;
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+    }
+    Ok(())
+}
+
+/// Reads a stream to its end, and says what that was.
+async fn end_of<T>(mut stream: Streaming<T>) -> Result<Option<Status>> {
+    loop {
+        match in_time("its end", stream.message()).await? {
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(None),
+            Err(status) => return Ok(Some(status)),
+        }
+    }
+}
+
+/// Whoever leads has to prove it: a node of the cluster that says to be where the leader is gets no call.
+#[tokio::test]
+async fn call_goes_to_the_node_that_leads_and_to_nobody_in_its_place() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let impostor = Holder::new()?;
+    let curators = cluster.curators(Some(cluster.owner.itself()?));
+    // The name of another node under the address of the leader: its certificate tells them apart.
+    let channel = {
+        let (anchor, clock) = (cluster.anchor.clone(), cluster.time.clock());
+        let config = shepherd::curator::tls::client_config(anchor, Some(impostor.id), None, clock)?;
+        shepherd::curator::dial::dial(&cluster.address(0)?, config)
+    };
+    let mut asking = LeaderClient::new(channel);
+    let status =
+        asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.err().context("it was believed")?;
+    let told = format!("{status:?}");
+    assert!(told.contains("was meant"), "{told}");
+    // Nor is a curator of another cluster believed.
+    let other = Cluster::start().await?;
+    let config =
+        shepherd::curator::tls::client_config(other.anchor.clone(), None, None, cluster.time.clock())?;
+    let mut asking = LeaderClient::new(shepherd::curator::dial::dial(&cluster.address(0)?, config));
+    assert!(asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_err());
+    assert_eq!(curators.leader(), None, "nobody follows");
+    Ok(())
+}

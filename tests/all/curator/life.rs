@@ -1,0 +1,382 @@
+//! How a machine becomes a node and comes back, how it goes, and what owners order of it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use shepherd::curator::bootstrap::bootstrap;
+use shepherd::curator::pki::Anchor;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::commit_response::Result as Committed;
+use shepherd::proto::curator::v1::management_client::ManagementClient;
+use shepherd::proto::curator::v1::nodes_client::NodesClient;
+use shepherd::proto::curator::v1::registration_client::RegistrationClient;
+use shepherd::proto::curator::v1::tickets_client::TicketsClient;
+use tonic::Code;
+use tonic::transport::Channel;
+use uuid::Uuid;
+
+use super::cluster::{Cluster, Holder, founding, refusal, ticket};
+use crate::harness::aloud::TestResult;
+
+fn register(ticket: &[u8]) -> wire::RegisterRequest {
+    wire::RegisterRequest {
+        ticket: ticket.to_vec(),
+        machine_id: "11111111-1111-4111-8111-111111111111".to_owned(),
+        labels: BTreeMap::from([("row".to_owned(), "7".to_owned())]),
+    }
+}
+
+fn taken_in(answer: wire::CommitResponse) -> Result<wire::Membership> {
+    match answer.result {
+        Some(Committed::Membership(membership)) => Ok(membership),
+        other => anyhow::bail!("it was not taken in: {other:?}"),
+    }
+}
+
+async fn node_of(owner: &Channel, id: &str) -> Result<wire::Node> {
+    let listed = ManagementClient::new(owner.clone()).list_nodes(wire::ListNodesRequest::default()).await?;
+    let mut nodes = listed.into_inner().nodes.into_iter().filter_map(|listed| listed.node);
+    nodes.find(|node| node.node_id == id).context("it is not listed")
+}
+
+/// Scenario C-7, with each answer lost once: what is asked again is answered the same.
+#[tokio::test]
+async fn machine_becomes_a_node_step_by_step_and_each_step_may_be_made_again() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let (owner, node) = (cluster.as_owner().await?, Holder::new()?);
+    let mut management = ManagementClient::new(owner.clone());
+    let ticket = ticket(owner.clone(), Some(1)).await?;
+    let mut registration = RegistrationClient::new(cluster.channel(0, Some(node.itself()?))?);
+
+    let (code, said) = refusal(registration.commit(wire::CommitRequest {}).await)?;
+    assert_eq!(code, Code::NotFound, "{said}");
+    let (code, said) = refusal(registration.join(wire::JoinRequest {}).await)?;
+    assert_eq!(code, Code::NotFound, "{said}");
+
+    let first = registration.register(register(&ticket)).await?.into_inner();
+    assert_eq!((first.node_id.clone(), first.state()), (node.id.to_string(), wire::NodeState::New));
+    let directory = first.directory.clone().context("no directory")?;
+    assert_eq!(directory.cluster_id, cluster.id.to_string());
+    assert_eq!(directory.ca_certificate, cluster.anchor.certificate);
+    assert_eq!(directory.curators, [cluster.address(0)?]);
+    assert_eq!(registration.register(register(&ticket)).await?.into_inner(), first);
+
+    let waiting = registration.commit(wire::CommitRequest {}).await?.into_inner();
+    assert!(matches!(waiting.result, Some(Committed::AwaitingApproval(_))), "{waiting:?}");
+    let approve = || wire::ApproveRequest { public_key: node.key.0.to_vec() };
+    for _ in 0..2 {
+        let approved = management.approve(approve()).await?.into_inner().node.context("no node")?;
+        assert_eq!(approved.state(), wire::NodeState::Standby);
+    }
+    let standing = registration.register(register(&ticket)).await?.into_inner();
+    assert_eq!(standing.state(), wire::NodeState::Standby);
+
+    let membership = taken_in(registration.commit(wire::CommitRequest {}).await?.into_inner())?;
+    let record = membership.node.context("no node")?;
+    assert_eq!(record.state(), wire::NodeState::Up);
+    assert_eq!(record.roles, Some(wire::NodeRoles::default()), "whoever comes has no role");
+    assert_eq!(record.machine_id, "11111111-1111-4111-8111-111111111111");
+    assert_eq!(record.labels["row"], "7");
+    // At once: what was issued a moment ago is good, however late the curator's own view is.
+    let mut nodes = NodesClient::new(cluster.channel(0, Some(node.with(&membership.certificate)?))?);
+    let renewed = nodes.renew_certificate(wire::RenewCertificateRequest {}).await?.into_inner();
+    let again = taken_in(registration.commit(wire::CommitRequest {}).await?.into_inner())?;
+    let back =
+        registration.join(wire::JoinRequest {}).await?.into_inner().membership.context("no membership")?;
+    assert_eq!(back.node, again.node);
+    for certificate in [&renewed.certificate, &again.certificate, &back.certificate] {
+        assert_ne!(*certificate, membership.certificate);
+        let mut nodes = NodesClient::new(cluster.channel(0, Some(node.with(certificate)?))?);
+        nodes.renew_certificate(wire::RenewCertificateRequest {}).await?;
+    }
+    assert_eq!(
+        management.approve(approve()).await?.into_inner().node.context("no node")?.state(),
+        wire::NodeState::Up
+    );
+    assert_eq!(node_of(&owner, &first.node_id).await?, record);
+    Ok(())
+}
+
+#[tokio::test]
+async fn ticket_lets_in_whom_it_was_made_for_and_nobody_else() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    let mut tickets = TicketsClient::new(owner.clone());
+    let come = async |node: &Holder, ticket: &[u8]| {
+        let mut registration = RegistrationClient::new(cluster.channel(0, Some(node.itself()?))?);
+        anyhow::Ok(registration.register(register(ticket)).await)
+    };
+    let (one, other, third) = (Holder::new()?, Holder::new()?, Holder::new()?);
+
+    let single = ticket(owner.clone(), Some(1)).await?;
+    come(&one, &single).await??;
+    let (code, said) = refusal(come(&other, &single).await?)?;
+    assert_eq!(code, Code::PermissionDenied);
+    assert!(said.contains("is used up"), "{said}");
+    come(&one, &single).await??;
+
+    let many = ticket(owner.clone(), None).await?;
+    come(&other, &many).await??;
+    let id = {
+        let listed = tickets.list(wire::ListTicketsRequest {}).await?.into_inner().tickets;
+        assert_eq!(listed.len(), 2);
+        assert_eq!(listed[1].used_by, [one.id.to_string()], "the older one is last");
+        listed[0].ticket_id.clone()
+    };
+    let revoke = || wire::RevokeTicketRequest { ticket_id: id.clone() };
+    let revoked = tickets.revoke(revoke()).await?.into_inner().ticket.context("no ticket")?;
+    assert_eq!(tickets.revoke(revoke()).await?.into_inner().ticket, Some(revoked), "once and for all");
+    let (code, said) = refusal(come(&third, &many).await?)?;
+    assert_eq!((code, said.contains("was revoked")), (Code::PermissionDenied, true), "{said}");
+
+    let short = ticket(owner.clone(), None).await?;
+    cluster.time.pass(3599);
+    cluster.time.pass(2);
+    let (code, said) = refusal(come(&third, &short).await?)?;
+    assert_eq!((code, said.contains("expired")), (Code::PermissionDenied, true), "{said}");
+    let (code, said) = refusal(come(&third, &[7; 32]).await?)?;
+    assert_eq!((code, said.contains("unknown")), (Code::PermissionDenied, true), "{said}");
+    let (code, _) = refusal(come(&third, &[7; 31]).await?)?;
+    assert_eq!(code, Code::InvalidArgument);
+    Ok(())
+}
+
+/// Uses are counted in the transaction that registers: of many that come at once, so many are let in as may.
+#[tokio::test]
+async fn of_many_that_come_at_once_with_one_ticket_as_many_are_let_in_as_may() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let ticket = ticket(cluster.as_owner().await?, Some(3)).await?;
+    let mut coming = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let node = Holder::new()?;
+        let channel = cluster.channel(0, Some(node.itself()?))?;
+        let request = register(&ticket);
+        coming.spawn(async move {
+            let mut registration = RegistrationClient::new(channel);
+            loop {
+                match registration
+                    .register(wire::RegisterRequest { machine_id: String::new(), ..request.clone() })
+                    .await
+                {
+                    Err(status) if status.code() == Code::Unavailable => {}
+                    answer => return answer.map(drop).map_err(|status| status.code()),
+                }
+            }
+        });
+    }
+    let answers = coming.join_all().await;
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 3, "{answers:?}");
+    assert!(
+        answers.iter().all(|answer| matches!(answer, Ok(()) | Err(Code::PermissionDenied))),
+        "{answers:?}"
+    );
+    Ok(())
+}
+
+/// Scenario C-14, and decommissioning.
+#[tokio::test]
+async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    let mut management = ManagementClient::new(owner.clone());
+    let (one, other) = (Holder::new()?, Holder::new()?);
+    let certificate = cluster.take_in(&one).await?;
+    cluster.take_in(&other).await?;
+    let roles = |give: &[&str], take: &[&str]| wire::UpdateRolesRequest {
+        node_id: one.id.to_string(),
+        give: give.iter().map(|&name| name.to_owned()).collect(),
+        take: take.iter().map(|&name| name.to_owned()).collect(),
+    };
+    management.update_roles(roles(&["kubernetes-worker"], &[])).await?;
+    let decommission = || wire::DecommissionRequest { node_id: one.id.to_string() };
+    let (code, said) = refusal(management.decommission(decommission()).await)?;
+    assert_eq!((code, said.contains("kubernetes-worker")), (Code::FailedPrecondition, true), "{said}");
+
+    let delete = |bypass_has_roles, bypass_not_decommissioned| wire::DeleteRequest {
+        node_id: one.id.to_string(),
+        bypass_has_roles,
+        bypass_not_decommissioned,
+    };
+    for (roles, up, protects) in [
+        (false, false, "bypass_has_roles"),
+        (false, true, "bypass_has_roles"),
+        (true, false, "bypass_not_decommissioned"),
+    ] {
+        let (code, said) = refusal(management.delete(delete(roles, up)).await)?;
+        assert_eq!((code, said.contains(protects)), (Code::FailedPrecondition, true), "{said}");
+    }
+    management.update_roles(roles(&[], &["kubernetes-worker"])).await?;
+    let mut as_node = NodesClient::new(cluster.channel(0, Some(one.with(&certificate)?))?);
+    let mut watching = as_node.watch_all(wire::WatchAllRequest {}).await?.into_inner();
+    assert!(watching.message().await?.context("no backlog")?.backlog_complete);
+    let gone = management.decommission(decommission()).await?.into_inner().node.context("no node")?;
+    assert_eq!(gone.state(), wire::NodeState::Decommissioned);
+    management.decommission(decommission()).await?;
+
+    // From that answer on nothing of it is good: no call, no stream that was open, no coming again.
+    let (code, said) = refusal(as_node.renew_certificate(wire::RenewCertificateRequest {}).await)?;
+    assert_eq!((code, said.contains("decommissioned")), (Code::Unauthenticated, true), "{said}");
+    let end = loop {
+        match watching.message().await {
+            Ok(Some(_)) => {}
+            other => break other,
+        }
+    };
+    assert_eq!(end.map_err(|status| status.code()), Err(Code::Unauthenticated));
+    let mut registration = RegistrationClient::new(cluster.channel(0, Some(one.itself()?))?);
+    let fresh = ticket(owner.clone(), None).await?;
+    for refused in [
+        refusal(registration.register(register(&fresh)).await)?,
+        refusal(registration.commit(wire::CommitRequest {}).await)?,
+        refusal(registration.join(wire::JoinRequest {}).await)?,
+    ] {
+        assert_eq!(refused.0, Code::FailedPrecondition, "{}", refused.1);
+    }
+
+    management.delete(delete(false, false)).await?;
+    let (code, _) = refusal(management.delete(delete(false, false)).await)?;
+    assert_eq!(code, Code::NotFound);
+    let (code, said) = refusal(as_node.renew_certificate(wire::RenewCertificateRequest {}).await)?;
+    assert_eq!((code, said.contains("unknown")), (Code::Unauthenticated, true), "{said}");
+    let come_again = registration.register(register(&fresh)).await?.into_inner();
+    assert_eq!(come_again.state(), wire::NodeState::New, "like any machine");
+    assert_eq!(
+        node_of(&owner, &other.id.to_string()).await?.state(),
+        wire::NodeState::Up,
+        "the other one is as it was"
+    );
+    Ok(())
+}
+
+/// Scenario C-19.
+#[tokio::test]
+async fn labels_change_all_or_none() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    let mut management = ManagementClient::new(owner.clone());
+    let node = Holder::new()?;
+    cluster.take_in(&node).await?;
+    let change = |set: &[(&str, &str)], remove: &[&str]| wire::UpdateLabelsRequest {
+        node_id: node.id.to_string(),
+        set: set.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect(),
+        remove: remove.iter().map(|&key| key.to_owned()).collect(),
+    };
+    let changed = management.update_labels(change(&[("a", "1"), ("b", "2")], &[])).await?.into_inner();
+    let labels = changed.node.context("no node")?.labels;
+    assert_eq!(labels.len(), 2);
+    let changed = management.update_labels(change(&[("a", "3")], &["b", "never"])).await?.into_inner();
+    assert_eq!(changed.node.context("no node")?.labels, BTreeMap::from([("a".to_owned(), "3".to_owned())]));
+    let too_many: Vec<(String, &str)> = (0..32).map(|number| (format!("k{number}"), "")).collect();
+    let too_many: Vec<(&str, &str)> = too_many.iter().map(|(key, value)| (key.as_str(), *value)).collect();
+    for (request, expected) in [
+        (change(&[("a", "4")], &["a"]), Code::InvalidArgument),
+        (change(&[("c", "4")], &["a", "a"]), Code::InvalidArgument),
+        (change(&[("not a key", "4")], &[]), Code::InvalidArgument),
+        (change(&too_many, &[]), Code::OutOfRange),
+        (
+            wire::UpdateLabelsRequest { node_id: Holder::new()?.id.to_string(), ..change(&[], &[]) },
+            Code::NotFound,
+        ),
+        (
+            wire::UpdateLabelsRequest { node_id: "node-1".to_owned(), ..change(&[], &[]) },
+            Code::InvalidArgument,
+        ),
+    ] {
+        let (code, said) = refusal(management.update_labels(request).await)?;
+        assert_eq!(code, expected, "{said}");
+    }
+    assert_eq!(
+        node_of(&owner, &node.id.to_string()).await?.labels,
+        BTreeMap::from([("a".to_owned(), "3".to_owned())])
+    );
+    Ok(())
+}
+
+/// Scenarios C-11 and C-12; what health a list shows is the matter of `heartbeats`.
+#[tokio::test]
+async fn cluster_and_its_nodes_are_told_as_they_were_asked_for() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    let mut management = ManagementClient::new(owner.clone());
+    let told = management.get_cluster(wire::GetClusterRequest {}).await?.into_inner();
+    assert_eq!(told.name, "of a test");
+    assert_eq!(told.directory.context("no directory")?.curators, [cluster.address(0)?]);
+
+    let (one, new) = (Holder::new()?, Holder::new()?);
+    cluster.take_in(&one).await?;
+    let ticket = ticket(owner.clone(), None).await?;
+    let mut registration = RegistrationClient::new(cluster.channel(0, Some(new.itself()?))?);
+    registration.register(register(&ticket)).await?;
+    let first = cluster.nodes[0].id.to_string();
+    let (one, new) = (one.id.to_string(), new.id.to_string());
+    let all = wire::ListNodesRequest::default();
+    let states =
+        |states: &[wire::NodeState]| states.iter().map(|state| i32::from(*state)).collect::<Vec<_>>();
+    for (asked, expected) in [
+        (all.clone(), vec![&first, &one, &new]),
+        (wire::ListNodesRequest { states: states(&[wire::NodeState::New]), ..all.clone() }, vec![&new]),
+        (
+            wire::ListNodesRequest {
+                states: states(&[wire::NodeState::New, wire::NodeState::Up]),
+                ..all.clone()
+            },
+            vec![&first, &one, &new],
+        ),
+        (wire::ListNodesRequest { roles: vec!["consensus-member".to_owned()], ..all.clone() }, vec![&first]),
+        (wire::ListNodesRequest { labels: vec!["row=7".to_owned()], ..all.clone() }, vec![&new]),
+        (
+            wire::ListNodesRequest {
+                machine_id: "11111111-1111-4111-8111-111111111111".to_owned(),
+                ..all.clone()
+            },
+            vec![&new],
+        ),
+        (
+            wire::ListNodesRequest { states: states(&[wire::NodeState::Decommissioned]), ..all.clone() },
+            vec![],
+        ),
+    ] {
+        let listed = management.list_nodes(asked.clone()).await?.into_inner().nodes;
+        let mut listed: Vec<String> =
+            listed.into_iter().filter_map(|listed| listed.node).map(|node| node.node_id).collect();
+        let mut expected: Vec<String> = expected.into_iter().cloned().collect();
+        assert!(listed.is_sorted(), "{listed:?}");
+        listed.sort();
+        expected.sort();
+        assert_eq!(listed, expected, "{asked:?}");
+    }
+    let odd = wire::ListNodesRequest { roles: vec!["Consensus".to_owned()], ..all };
+    assert_eq!(refusal(management.list_nodes(odd).await)?.0, Code::InvalidArgument);
+    Ok(())
+}
+
+/// What was done before is found, and what is somebody else's is left alone.
+#[tokio::test]
+async fn cluster_is_founded_once_however_often_it_is_tried() -> TestResult {
+    let etcd = crate::harness::etcd_servers::Cluster::start(1).await?;
+    let (client, node, owner) = (etcd.client(), Holder::new()?, Holder::new()?);
+    let now = std::time::SystemTime::now().into();
+    let founding = founding(Uuid::new_v4(), &node, &owner, now)?;
+    let (first, second) =
+        tokio::join!(bootstrap(&client, &founding, now), bootstrap(&client, &founding, now));
+    let (first, second) = (first?, second?);
+    assert_eq!(first.ca_certificate, second.ca_certificate, "one of both at once made it");
+    assert_eq!(Anchor::parse(&first.ca_certificate)?.cluster, founding.authority.anchor().cluster);
+    let again = bootstrap(&client, &founding, now).await?;
+    assert_eq!(again.ca_certificate, first.ca_certificate);
+    assert_ne!(again.certificate, first.certificate);
+
+    let another = shepherd::curator::bootstrap::Founding {
+        authority: std::sync::Arc::new(shepherd::curator::bootstrap::new_authority(Uuid::new_v4(), now)?),
+        ..founding.clone()
+    };
+    let error = bootstrap(&client, &another, now).await.map_err(|error| error.to_string());
+    assert!(error.as_ref().is_err_and(|error| error.contains("holds cluster")), "{error:?}");
+    let stranger =
+        shepherd::curator::bootstrap::Founding { node_key: Holder::new()?.key, ..founding.clone() };
+    let error = bootstrap(&client, &stranger, now).await.map_err(|error| error.to_string());
+    assert!(error.as_ref().is_err_and(|error| error.contains("no part of it")), "{error:?}");
+    let ownerless = shepherd::curator::bootstrap::Founding { owner_keys: Vec::new(), ..founding };
+    assert!(bootstrap(&client, &ownerless, now).await.is_err());
+    Ok(())
+}

@@ -1,0 +1,9 @@
+//! Curators beside real etcd servers, called over TLS as nodes and owners call them.
+
+mod access;
+mod cluster;
+mod consensus;
+mod heartbeats;
+mod leading;
+mod life;
+mod watches;
