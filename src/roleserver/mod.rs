@@ -22,6 +22,7 @@
 //! * [`durable`][]: files that are replaced, never rewritten.
 //! * [`running`][]: processes recorded by pid *and* start time.
 //! * [`child`][]: programs that it runs beside itself, and that outlive it.
+//! * [`cluster`][]: its part in a cluster: etcd, the curator, what a curator says and is told.
 //! * [`supervise`][]: the process that starts the agent again.
 //! * [`supervision`][]: choosing and driving what keeps the agent alive, or
 //!   [`systemd`][].
@@ -38,6 +39,7 @@ pub mod agent;
 pub mod backoff;
 pub mod child;
 pub mod clock;
+pub mod cluster;
 pub mod commands;
 pub mod connection;
 pub mod conversation;

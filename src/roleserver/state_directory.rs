@@ -13,6 +13,8 @@
 //! | `last_heartbeat.json` | run | for `roleserver status` |
 //! | `time.json` | enroll, run | what time it was, as a shepherd said |
 //! | `supervisor.json`, `agent.log` | supervise | the detached supervisor |
+//! | `cluster/` | run | its part in a cluster ([`crate::roleserver::cluster::files`]) |
+//! | `children/` | run | programs that run beside it ([`crate::roleserver::child`]) |
 //!
 //! A file is replaced, never rewritten ([`durable`][]).
 

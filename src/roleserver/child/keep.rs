@@ -20,11 +20,13 @@ use crate::roleserver::child::cgroup::{CgroupError, Group, Mounts};
 use crate::roleserver::child::ending::{Ending, ended};
 use crate::roleserver::child::launch::{self, LaunchError, Order, Record};
 use crate::roleserver::child::log;
-use crate::roleserver::child::spec::{Spec, SpecError};
+use crate::roleserver::child::spec::{Limits, Spec, SpecError};
 use crate::supervisor::context::{Runnable, Scope, Starting};
 use crate::supervisor::outcome::Stop;
 
 const LOG_CHECK: Duration = Duration::from_mins(1);
+/// How long what nobody keeps any more may take to end.
+const LEFTOVERS_STOP: Duration = Duration::from_secs(20);
 /// Last lines of its log that the failure of a program tells.
 const TOLD_LINES: usize = 3;
 
@@ -153,6 +155,14 @@ fn find_or_start(spec: &Spec, places: &Places) -> Result<(Record, OwnedFd), Keep
     // Also what is left of it where the program itself is gone, and what was never written down.
     launch::stop(there.as_ref(), &group, spec.stop_time)
         .map_err(io(format!("ending what is left of {name}")))?;
+    for stale in &spec.stale {
+        match std::fs::remove_file(stale) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(io(format!("removing {}, which {name} left behind,", stale.display()))(error));
+            }
+            _ => {}
+        }
+    }
     let handle = launch::launch(
         &places.launcher,
         &Order { spec: spec.clone(), group, record: path.clone(), log: places.log(name) },
@@ -161,6 +171,21 @@ fn find_or_start(spec: &Spec, places: &Places) -> Result<(Record, OwnedFd), Keep
         io(format!("reading what {name} was written down as"))(std::io::ErrorKind::NotFound.into())
     })?;
     Ok((record, handle))
+}
+
+/// Ends whatever is left of a program that nobody keeps any more.
+pub fn end_leftovers(name: &str, places: &Places) -> Result<(), KeepError> {
+    let path = places.record(name);
+    let record = launch::recorded(&path);
+    let group = places.mounts.group(&places.family(), name, &Limits::default())?;
+    let doing = || io(format!("ending what is left of {name}"));
+    launch::stop(record.as_ref(), &group, LEFTOVERS_STOP).map_err(doing())?;
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
+        _ => {}
+    }
+    group.remove();
+    Ok(())
 }
 
 fn make_private(directory: &Path) -> std::io::Result<()> {

@@ -26,6 +26,9 @@ pub struct Spec {
     pub user: Option<User>,
     /// How much it may use.
     pub limits: Limits,
+    /// Files that one which was killed leaves behind, and that would keep the next from starting: its sockets. They are
+    /// removed before it starts, when nothing of it runs any more.
+    pub stale: Vec<PathBuf>,
     /// How long it may take to end after SIGTERM, before it is killed.
     pub stop_time: Duration,
 }
@@ -118,6 +121,7 @@ pub(super) fn sample(name: &str, program: &str, arguments: &[&str]) -> Spec {
         directory: "/".into(),
         user: None,
         limits: Limits::default(),
+        stale: Vec::new(),
         stop_time: Duration::from_secs(10),
     }
 }

@@ -9,6 +9,7 @@
 //! without the others:
 //!
 //! * `callback`: the heartbeat loop. New until a heartbeat was delivered.
+//! * `cluster`: the node's part in a cluster, once it is asked to have one.
 //! * `status`: tells `roleserver status` about the tree.
 
 use std::path::Path;
@@ -16,10 +17,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::curator::clock::Clock;
 use crate::roleserver::agent::{Agent, Event};
 use crate::roleserver::clock::{BootClock, HostClock};
+use crate::roleserver::cluster;
+use crate::roleserver::cluster::facts::Facts;
+use crate::roleserver::cluster::worker::worker;
 use crate::roleserver::commands::CommandError;
 use crate::roleserver::enrolment::{Enrolment, Settings};
 use crate::roleserver::hardware::{self, Sources};
@@ -88,6 +94,19 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     };
     tracing::info!(machine = %enrolment.machine_id, %incarnation, "the agent runs");
 
+    let leaving = CancellationToken::new();
+    let cluster = worker(
+        &cluster::worker::Settings {
+            state_directory: state.path().to_owned(),
+            launcher: "/proc/self/exe".into(),
+            etcd: cluster::etcd::program(),
+            boot_id: agent.clock.boot_id(),
+            clock: Clock::host(),
+            leaving: leaving.clone(),
+        },
+        &Facts::default(),
+    );
+
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandError::failed)?;
     let root = {
@@ -95,14 +114,16 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         Runnable::new(move |starting: Starting| {
             let callback = callback(agent.clone(), state.clone(), enrolment.clone(), heard.clone());
             let status = told::telling(state.path());
+            let cluster = cluster.clone();
             async move {
                 starting.start("callback", callback)?;
+                starting.start("cluster", cluster)?;
                 starting.start("status", status)?;
                 Err(starting.healthy().scope().cancelled().await.into())
             }
         })
     };
-    let ended = runtime.block_on(until_asked_to_end(root));
+    let ended = runtime.block_on(until_asked_to_end(root, &leaving));
     // A disk that hangs under the hardware reader must not hold up the end.
     runtime.shutdown_timeout(Duration::from_millis(100));
     ended.map_err(CommandError::failed)
@@ -140,7 +161,7 @@ fn callback(agent: Agent, state: StateDirectory, enrolment: Enrolment, heard: Va
     })
 }
 
-async fn until_asked_to_end(root: Runnable) -> std::io::Result<()> {
+async fn until_asked_to_end(root: Runnable, leaving: &CancellationToken) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
@@ -153,6 +174,8 @@ async fn until_asked_to_end(root: Runnable) -> std::io::Result<()> {
             _ = hangup.recv() => {}
         }
     }
+    // What runs beside us goes on, for whoever comes after us.
+    leaving.cancel();
     tree.stop().await;
     Ok(())
 }

@@ -1,0 +1,102 @@
+//! What a machine is asked to be in a cluster.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::curator::cluster::check_name;
+use crate::curator::labels;
+use crate::curator::node_id::PublicKey;
+use crate::curator::pki::Anchor;
+use crate::curator::tickets::Secret;
+use crate::model::ids::MachineId;
+use crate::model::label::Labels;
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub struct Order {
+    /// To found a cluster, or to join one.
+    pub what: What,
+    /// The machine this is, as whoever asks knows it.
+    pub machine: Option<MachineId>,
+    /// What is to be said of the node.
+    #[serde(default)]
+    pub labels: Labels,
+    /// The address at which other nodes reach this one; found out when it is not said.
+    pub address: Option<IpAddr>,
+}
+
+/// To found a cluster, or to join one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// To be the first node of a cluster.
+    Found {
+        /// Its id.
+        cluster: Uuid,
+        /// Its name.
+        name: String,
+        /// Public keys that may claim an owner's certificate, in hexadecimal digits.
+        owner_keys: Vec<String>,
+    },
+    /// To be one more.
+    Join {
+        /// The secret of a ticket, in hexadecimal digits.
+        ticket: String,
+        /// The certificate of the cluster's authority, DER, in hexadecimal digits.
+        ca_certificate: String,
+        /// `host:port` of curators.
+        curators: Vec<String>,
+    },
+}
+
+/// Why an order cannot be carried out, as a part of a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct OrderError(pub String);
+
+impl Order {
+    /// Whether it can be carried out as far as its words go.
+    pub fn check(&self) -> Result<(), OrderError> {
+        labels::check(&self.labels).map_err(OrderError)?;
+        match &self.what {
+            What::Found { name, owner_keys, .. } => {
+                check_name(name).map_err(OrderError)?;
+                if owner_keys.is_empty() {
+                    return Err(OrderError("a cluster needs an owner's key".to_owned()));
+                }
+                owner_keys.iter().try_for_each(|key| parse_key(key).map(drop))
+            }
+            What::Join { ticket, ca_certificate, curators } => {
+                parse_ticket(ticket)?;
+                parse_anchor(ca_certificate)?;
+                if curators.is_empty() {
+                    return Err(OrderError("it says no curator to register with".to_owned()));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Reads an owner's key.
+pub fn parse_key(text: &str) -> Result<PublicKey, OrderError> {
+    let bytes =
+        hex::decode(text).map_err(|_| OrderError("an owner's key is no hexadecimal text".to_owned()))?;
+    PublicKey::from_slice(&bytes).map_err(OrderError)
+}
+
+/// Reads a ticket. The error shows nothing of it.
+pub fn parse_ticket(text: &str) -> Result<Secret, OrderError> {
+    let bytes = hex::decode(text).map_err(|_| OrderError("the ticket is no hexadecimal text".to_owned()))?;
+    Secret::from_slice(&bytes).map_err(OrderError)
+}
+
+/// Reads the certificate of an authority.
+pub fn parse_anchor(text: &str) -> Result<Anchor, OrderError> {
+    let der =
+        hex::decode(text).map_err(|_| OrderError("the certificate is no hexadecimal text".to_owned()))?;
+    Anchor::parse(&der).map_err(|error| OrderError(error.to_string()))
+}

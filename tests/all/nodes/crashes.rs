@@ -1,0 +1,187 @@
+//! A node that was cut off after each of the steps that it makes durable.
+//!
+//! What is on the disk after each step is made of what is there at the end: whatever comes later is taken away again.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use shepherd::curator::bootstrap::new_authority;
+use shepherd::roleserver::cluster::files::{Files, KeptAuthority, Membership};
+
+use super::node::{Node, Owner};
+use crate::harness::aloud::TestResult;
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        } else if kind.is_file() {
+            std::fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(disk: &Path, names: &[&str]) -> Result<()> {
+    for name in names {
+        let path = disk.join(name);
+        if path.is_dir() { std::fs::remove_dir_all(path)? } else { std::fs::remove_file(path)? }
+    }
+    Ok(())
+}
+
+fn unnumbered(files: &Files) -> Result<()> {
+    let membership = files.membership()?.context("no membership")?;
+    Ok(files.write_membership(&Membership { member: None, ..membership })?)
+}
+
+/// What is on the disk after a step of founding, and whether etcd had the cluster's records by then.
+type Step = (&'static str, bool, fn(&Path, &Files) -> Result<()>);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn founding_that_was_cut_off_after_any_step_founds_the_same_cluster() -> TestResult {
+    let mut owner = Owner::new()?;
+    let mut node = Node::new()?;
+    node.ask(owner.found())?;
+    let files = node.files();
+    let made = new_authority(owner.cluster, std::time::SystemTime::now().into())?;
+    let kept = KeptAuthority {
+        certificate: hex::encode(&made.anchor().certificate),
+        private_key: hex::encode(made.pkcs8()),
+    };
+    files.write_authority(&kept)?;
+    node.start()?;
+    node.until_it_is_one().await?;
+    owner.claim(&node).await?;
+    assert_eq!(files.authority()?, None, "its key is in etcd, and nowhere else");
+    let (id, ca) = (node.id()?, made.anchor().certificate.clone());
+    let founded = owner.nodes().await?[0].node.as_ref().context("no node")?.registered_at_ms;
+    node.cut_power().await?;
+    let end = tempfile::tempdir()?;
+    copy(&node.disk(), end.path())?;
+
+    let steps: [Step; 8] = [
+        ("nothing but the order", false, |disk, _| {
+            remove(disk, &["node_key.pk8", "etcd", "membership.json", "roles.json", "credentials.json"])
+        }),
+        ("its key", false, |disk, _| {
+            remove(disk, &["etcd", "membership.json", "roles.json", "credentials.json"])
+        }),
+        ("that a membership begins", false, |disk, files| {
+            unnumbered(files)?;
+            remove(
+                disk,
+                &["etcd/founding", "etcd/peer.crt", "etcd/peer.key", "roles.json", "credentials.json"],
+            )
+        }),
+        ("what etcd proves itself with", false, |disk, files| {
+            unnumbered(files)?;
+            remove(disk, &["etcd/founding", "roles.json", "credentials.json"])
+        }),
+        ("the records in etcd", true, |disk, files| {
+            unnumbered(files)?;
+            remove(disk, &["roles.json", "credentials.json"])
+        }),
+        ("the number of the membership", true, |disk, _| remove(disk, &["roles.json", "credentials.json"])),
+        ("its roles", true, |disk, _| remove(disk, &["credentials.json"])),
+        ("its certificate", true, |_, _| Ok(())),
+    ];
+    for (step, recorded, cut) in steps {
+        std::fs::remove_dir_all(node.disk())?;
+        copy(end.path(), &node.disk())?;
+        // Removed last of all.
+        files.write_authority(&kept)?;
+        cut(&node.disk(), &files)?;
+        node.start()?;
+        node.until_it_is_one().await.context(step)?;
+        node.until_control_plane(true).await.context(step)?;
+        let connection = node.facts.connection.latest().context("no connection")?;
+        assert_eq!(connection.anchor.certificate, ca, "after {step}");
+        let new_key = step == "nothing but the order";
+        assert_eq!(node.id()? == id, !new_key, "after {step}");
+        let mut owner = owner.again();
+        owner.claim(&node).await.context(step)?;
+        let members = owner.members().await?;
+        assert_eq!(members.len(), 1, "after {step}");
+        let nodes = owner.nodes().await?;
+        assert_eq!(nodes.len(), 1, "after {step}");
+        let since = nodes[0].node.as_ref().map_or(0, |node| node.registered_at_ms);
+        assert_eq!(since == founded, recorded, "after {step}: {since} and {founded}");
+        assert!(
+            files.roles().is_some() && files.membership()?.is_some_and(|m| m.member.is_some()),
+            "after {step}"
+        );
+        node.cut_power().await?;
+    }
+    Ok(())
+}
+
+/// Registered, approved and taken in, and each time the answer was lost or the power went before it was written down.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn joining_that_was_cut_off_after_any_step_ends_as_the_same_node() -> TestResult {
+    let mut owner = Owner::new()?;
+    let (mut first, mut node) = (Node::new()?, Node::new()?);
+    first.ask(owner.found())?;
+    first.start()?;
+    first.until_it_is_one().await?;
+    owner.claim(&first).await?;
+    node.ask(owner.join(&first).await?)?;
+    node.start()?;
+    owner.approve(&node).await?;
+    node.until_it_is_one().await?;
+    owner.until_said(&node).await?;
+    let id = node.id()?;
+    node.stop().await?;
+    let end = tempfile::tempdir()?;
+    copy(&node.disk(), end.path())?;
+    for (step, lost) in [
+        ("its key", &["credentials.json", "curators.json", "roles.json"][..]),
+        ("where curators are", &["credentials.json", "roles.json"][..]),
+        ("its certificate", &["roles.json"][..]),
+        ("all of it", &[][..]),
+    ] {
+        std::fs::remove_dir_all(node.disk())?;
+        copy(end.path(), &node.disk())?;
+        for name in lost {
+            // What was never written is not there.
+            let _ = std::fs::remove_file(node.disk().join(name));
+        }
+        node.start()?;
+        node.until_it_is_one().await.context(step)?;
+        node.until_control_plane(false).await.context(step)?;
+        assert_eq!(node.id()?, id, "after {step}");
+        assert_eq!(owner.nodes().await?.len(), 2, "after {step}");
+        node.stop().await?;
+    }
+    Ok(())
+}
+
+/// What it was to do is lost, on the only member there is: nobody else could tell it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_member_whose_roles_are_damaged_comes_back_all_the_same() -> TestResult {
+    let mut owner = Owner::new()?;
+    let mut node = Node::new()?;
+    node.ask(owner.found())?;
+    node.start()?;
+    node.until_it_is_one().await?;
+    owner.claim(&node).await?;
+    owner.roles(&node, &["kubernetes-worker"], &[]).await?;
+    node.cut_power().await?;
+    std::fs::write(node.disk().join("roles.json"), "{\"consensus_member\": nu")?;
+    node.start()?;
+    node.until_control_plane(true).await?;
+    let roles = node.facts.roles.clone();
+    crate::harness::etcd_servers::until("the curator says what it is to do", async || {
+        Ok(roles.latest().is_some_and(|roles| roles.kubernetes_worker))
+    })
+    .await?;
+    let files = node.files();
+    crate::harness::etcd_servers::until("it is written down", async || {
+        Ok(files.roles().is_some_and(|roles| roles.kubernetes_worker && roles.consensus_member.is_some()))
+    })
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! From machines to a cluster that outlives its members.
+
+use anyhow::Context as _;
+
+use super::node::{Node, Owner};
+use crate::harness::aloud::TestResult;
+
+/// The first node and the third go through the same code; then leaders go, and everything at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_nodes_form_a_cluster_that_outlives_each_of_them_and_all_at_once() -> TestResult {
+    let mut owner = Owner::new()?;
+    let mut first = Node::new()?;
+    first.ask(owner.found())?;
+    first.start()?;
+    first.until_control_plane(true).await?;
+    first.until_it_is_one().await?;
+    owner.claim(&first).await?;
+    assert_eq!(owner.members().await?.len(), 1);
+
+    let mut others = [Node::new()?, Node::new()?];
+    for node in &mut others {
+        node.start()?;
+        node.ask(owner.join(&first).await?)?;
+        owner.approve(node).await?;
+        node.until_it_is_one().await?;
+        node.until_control_plane(false).await?;
+        assert!(node.etcd().is_none(), "it has no role yet");
+        owner.until_said(node).await?;
+        owner.roles(node, &["consensus-member"], &[]).await?;
+        node.until_control_plane(true).await?;
+    }
+    let [mut second, mut third] = others;
+    owner.learn(&[&first, &second, &third])?;
+    owner.until_well(3, 3).await?;
+
+    // The leader's role server ends, and nothing else: its etcd goes on, with its pid, and is found again.
+    let leader = owner.curators()?.leader().context("nobody leads")?.node;
+    let all = [&mut first, &mut second, &mut third];
+    let leading = all.into_iter().find(|node| node.id().ok() == Some(leader)).context("no such node")?;
+    let etcd = leading.etcd().context("no etcd")?;
+    leading.stop().await?;
+    assert!(etcd.instance.is_alive(), "what runs beside it goes on");
+    leading.start()?;
+    leading.until_control_plane(true).await?;
+    assert_eq!(leading.etcd().context("no etcd")?.instance, etcd.instance, "no second one was started");
+    owner.until_well(3, 3).await?;
+
+    // The leader's machine loses its power, and comes back.
+    let leader = owner.curators()?.leader().context("nobody leads")?.node;
+    let all = [&mut first, &mut second, &mut third];
+    let leading = all.into_iter().find(|node| node.id().ok() == Some(leader)).context("no such node")?;
+    leading.cut_power().await?;
+    owner.until_well_without(3, 2).await?;
+    leading.start()?;
+    owner.until_well(3, 3).await?;
+
+    // All of them at once: what stands on their disks is enough.
+    for node in [&mut first, &mut second, &mut third] {
+        node.cut_power().await?;
+    }
+    for node in [&mut first, &mut second, &mut third] {
+        node.start()?;
+    }
+    owner.until_well(3, 3).await?;
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! Nodes that form a cluster: role servers with real etcd servers beside them, on addresses of the loopback.
+
+mod crashes;
+mod forming;
+mod node;
+mod roles;

@@ -1,0 +1,368 @@
+//! Nodes of a test, and the owner of their cluster.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use shepherd::curator::clock::Clock;
+use shepherd::curator::leader_channel::Curators;
+use shepherd::curator::node_id::{NodeId, PublicKey};
+use shepherd::curator::pki::Anchor;
+use shepherd::curator::tls::{certified, client_config};
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
+use shepherd::proto::curator::v1::management_client::ManagementClient;
+use shepherd::proto::curator::v1::tickets_client::TicketsClient;
+use shepherd::roleserver::child::cgroup::Mounts;
+use shepherd::roleserver::child::keep::{Places, end_leftovers};
+use shepherd::roleserver::child::launch::{Record, recorded};
+use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
+use shepherd::roleserver::cluster::etcd;
+use shepherd::roleserver::cluster::facts::Facts;
+use shepherd::roleserver::cluster::files::Files;
+use shepherd::roleserver::cluster::order::{Order, What};
+use shepherd::roleserver::cluster::worker::{Settings, worker};
+use shepherd::roleserver::identity::Identity;
+use shepherd::supervisor::backoff::Backoff;
+use shepherd::supervisor::supervise::{self, Supervisor};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::harness::aloud::assertions_aloud;
+use crate::harness::etcd_servers::{PATIENCE, in_time, until};
+
+const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
+const SOON: Backoff =
+    Backoff { initial: Duration::from_millis(50), factor: 1.5, longest: Duration::from_secs(1) };
+
+/// One node: its disk, its address, and the role server's part in the cluster while it runs.
+pub(crate) struct Node {
+    pub(crate) address: IpAddr,
+    pub(crate) facts: Facts,
+    running: Option<Running>,
+    directory: tempfile::TempDir,
+}
+
+struct Running {
+    tree: Supervisor,
+    leaving: CancellationToken,
+}
+
+impl Node {
+    /// A machine that was asked nothing.
+    pub(crate) fn new() -> Result<Self> {
+        assertions_aloud();
+        // One of sixteen million: the ports of a node are the same everywhere.
+        let [a, b, c]: [u8; 3] = rand::random();
+        let address = Ipv4Addr::new(127, 64 | (a & 0x3f), b, c.clamp(1, 254));
+        Ok(Self {
+            address: address.into(),
+            facts: Facts::default(),
+            running: None,
+            directory: tempfile::tempdir()?,
+        })
+    }
+
+    pub(crate) fn files(&self) -> Files {
+        Files::of(self.directory.path())
+    }
+
+    /// Asks it to be something.
+    pub(crate) fn ask(&self, what: What) -> Result<()> {
+        let order = Order { what, machine: None, labels: BTreeMap::new(), address: Some(self.address) };
+        order.check()?;
+        Ok(self.files().write_order(&order)?)
+    }
+
+    /// Starts its role server, as far as it is about the cluster.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        ensure!(self.running.is_none(), "it runs");
+        self.facts = Facts::default();
+        let leaving = CancellationToken::new();
+        let settings = Settings {
+            state_directory: self.directory.path().to_owned(),
+            launcher: LAUNCHER.into(),
+            etcd: etcd::program(),
+            boot_id: "5f0dd4bc-9d39-4c9b-8c53-5f1b4e8c7d11".to_owned(),
+            clock: Clock::host(),
+            leaving: leaving.clone(),
+        };
+        let root = worker(&settings, &self.facts);
+        let tree = Supervisor::start(root, supervise::Settings { backoff: SOON, ..Default::default() });
+        self.running = Some(Running { tree, leaving });
+        Ok(())
+    }
+
+    /// Ends its role server in order; etcd goes on.
+    pub(crate) async fn stop(&mut self) -> Result<()> {
+        let running = self.running.take().context("it does not run")?;
+        running.leaving.cancel();
+        in_time("its end", running.tree.stop()).await
+    }
+
+    /// Ends everything on it, as a power cut does.
+    pub(crate) async fn cut_power(&mut self) -> Result<()> {
+        if let Some(record) = self.etcd() {
+            record.instance.stop(Duration::ZERO)?;
+        }
+        let running = self.running.take().context("it does not run")?;
+        running.leaving.cancel();
+        in_time("its end", running.tree.stop()).await
+    }
+
+    fn places(&self) -> Places {
+        Places {
+            directory: self.directory.path().join("children"),
+            mounts: Mounts::of_this_host(),
+            launcher: LAUNCHER.into(),
+            leaving: CancellationToken::new(),
+        }
+    }
+
+    /// The etcd that was started last.
+    pub(crate) fn etcd(&self) -> Option<Record> {
+        recorded(&self.places().record(etcd::NAME))
+    }
+
+    /// What it keeps of its cluster.
+    pub(crate) fn disk(&self) -> PathBuf {
+        self.directory.path().join("cluster")
+    }
+
+    pub(crate) fn key(&self) -> Result<PublicKey> {
+        Ok(PublicKey(self.files().key()?.context("it has no key")?.public_key()))
+    }
+
+    pub(crate) fn id(&self) -> Result<NodeId> {
+        Ok(NodeId::of(&self.key()?))
+    }
+
+    /// The tree of its parts, for sentences.
+    pub(crate) fn report(&self) -> String {
+        self.running
+            .as_ref()
+            .map_or_else(|| "it does not run".to_owned(), |running| running.tree.report().to_string())
+    }
+
+    /// Waits until its curator runs, or does not.
+    pub(crate) async fn until_control_plane(&self, runs: bool) -> Result<()> {
+        let there = self.facts.control_plane.clone();
+        let waited = until("the control plane is as it should", async || {
+            Ok(there.latest().is_some_and(|there| there.is_some() == runs))
+        });
+        waited.await.with_context(|| format!("{}\n{}", self.report(), self.etcd_log()))
+    }
+
+    fn etcd_log(&self) -> String {
+        let log = std::fs::read_to_string(self.places().log(etcd::NAME)).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
+    /// Waits until it is a node.
+    pub(crate) async fn until_it_is_one(&self) -> Result<()> {
+        let waited = in_time("its connection", self.facts.connection.watch().next()).await;
+        waited.map(drop).with_context(|| self.report())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // The role server's tasks end with the test's runtime; what it started does not.
+        let _ = end_leftovers(etcd::NAME, &self.places());
+    }
+}
+
+/// Whoever may order things in a cluster.
+pub(crate) struct Owner {
+    key: Arc<Identity>,
+    pub(crate) cluster: Uuid,
+    curators: Option<(Curators, JoinSet<()>, Anchor)>,
+}
+
+impl Owner {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self { key: Arc::new(Identity::generate()?), cluster: Uuid::new_v4(), curators: None })
+    }
+
+    /// The same owner, who has claimed nothing yet.
+    pub(crate) fn again(&self) -> Self {
+        Self { key: self.key.clone(), cluster: self.cluster, curators: None }
+    }
+
+    /// What the first node is asked.
+    pub(crate) fn found(&self) -> What {
+        What::Found {
+            cluster: self.cluster,
+            name: "of a test".to_owned(),
+            owner_keys: vec![hex::encode(self.key.public_key())],
+        }
+    }
+
+    /// Claims a certificate from the cluster that this node is one of, and follows its leader from then on.
+    pub(crate) async fn claim(&mut self, node: &Node) -> Result<()> {
+        let connection = node.facts.connection.latest().context("it is no node")?;
+        let anchor = connection.anchor.clone();
+        let address = std::net::SocketAddr::new(node.address, CURATOR_PORT).to_string();
+        let own = certified(self.key.certificate_der(), self.key.pkcs8())?;
+        let (claiming, following) = way(&anchor, own, [address.clone()]);
+        let mut credentials = CredentialsClient::new(claiming.channel());
+        let claimed = patiently(async || {
+            credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms: 3_600_000 }).await
+        })
+        .await?;
+        drop(following);
+        let own = certified(&claimed.certificate, self.key.pkcs8())?;
+        let (curators, following) = way(&anchor, own, [address]);
+        self.curators = Some((curators, following, anchor));
+        Ok(())
+    }
+
+    /// Says where curators may be, too.
+    pub(crate) fn learn(&self, nodes: &[&Node]) -> Result<()> {
+        let (curators, ..) = self.curators.as_ref().context("it owns nothing")?;
+        let at = |node: &&Node| std::net::SocketAddr::new(node.address, CURATOR_PORT).to_string();
+        curators.learn(nodes.iter().map(at));
+        Ok(())
+    }
+
+    pub(crate) fn curators(&self) -> Result<&Curators> {
+        Ok(&self.curators.as_ref().context("it owns nothing")?.0)
+    }
+
+    /// What a machine is asked that is to join, with a new ticket.
+    pub(crate) async fn join(&self, through: &Node) -> Result<What> {
+        let (curators, _, anchor) = self.curators.as_ref().context("it owns nothing")?;
+        let mut tickets = TicketsClient::new(curators.channel());
+        let asked =
+            wire::CreateTicketRequest { lifetime_ms: 3_600_000, uses: Some(1), purpose: "a test".to_owned() };
+        let made = patiently(async || tickets.create(asked.clone()).await).await?;
+        Ok(What::Join {
+            ticket: hex::encode(made.secret),
+            ca_certificate: hex::encode(&anchor.certificate),
+            curators: vec![std::net::SocketAddr::new(through.address, CURATOR_PORT).to_string()],
+        })
+    }
+
+    /// Approves the node of this key, as soon as it has registered.
+    pub(crate) async fn approve(&self, node: &Node) -> Result<()> {
+        let mut management = ManagementClient::new(self.curators()?.channel());
+        until("it has registered and is approved", async || {
+            let Ok(key) = node.key() else { return Ok(false) };
+            let approved = management.approve(wire::ApproveRequest { public_key: key.0.to_vec() }).await;
+            match approved {
+                Ok(_) => Ok(true),
+                Err(status) if matches!(status.code(), Code::NotFound | Code::Unavailable) => Ok(false),
+                Err(status) => Err(status.into()),
+            }
+        })
+        .await
+        .with_context(|| node.report())
+    }
+
+    /// Gives and takes roles; asks again for as long as it has to be waited for.
+    pub(crate) async fn roles(&self, node: &Node, give: &[&str], take: &[&str]) -> Result<wire::Node> {
+        let mut management = ManagementClient::new(self.curators()?.channel());
+        let request = wire::UpdateRolesRequest {
+            node_id: node.id()?.to_string(),
+            give: give.iter().map(|&name| name.to_owned()).collect(),
+            take: take.iter().map(|&name| name.to_owned()).collect(),
+        };
+        let answer = patiently(async || management.update_roles(request.clone()).await).await?;
+        answer.node.context("no node")
+    }
+
+    /// All nodes and what the leader thinks of each.
+    pub(crate) async fn nodes(&self) -> Result<Vec<wire::ListedNode>> {
+        let mut management = ManagementClient::new(self.curators()?.channel());
+        let listed =
+            patiently(async || management.list_nodes(wire::ListNodesRequest::default()).await).await?;
+        Ok(listed.nodes)
+    }
+
+    /// Waits until a node has said where it is.
+    pub(crate) async fn until_said(&self, node: &Node) -> Result<()> {
+        let id = node.id()?.to_string();
+        let said = until("it has said where it is", async || {
+            let nodes = self.nodes().await?.into_iter().filter_map(|listed| listed.node);
+            Ok(nodes.into_iter().any(|node| node.node_id == id && node.status.is_some()))
+        });
+        said.await.with_context(|| node.report())
+    }
+
+    /// Members of etcd.
+    pub(crate) async fn members(&self) -> Result<Vec<wire::EtcdMember>> {
+        let mut management = ManagementClient::new(self.curators()?.channel());
+        Ok(patiently(async || management.get_consensus(wire::GetConsensusRequest {}).await).await?.members)
+    }
+
+    /// Waits until so many members vote and are in reach, and so many nodes are healthy.
+    pub(crate) async fn until_well(&self, voters: usize, healthy: usize) -> Result<()> {
+        self.until_counted(voters, voters, healthy).await
+    }
+
+    /// The same where some of all these members are out of reach.
+    pub(crate) async fn until_well_without(&self, all: usize, voters: usize) -> Result<()> {
+        self.until_counted(all, voters, voters).await
+    }
+
+    async fn until_counted(&self, all: usize, voters: usize, healthy: usize) -> Result<()> {
+        let mut last = String::new();
+        let waited = until("the cluster is well", async || {
+            let members = self.members().await?;
+            let nodes = self.nodes().await?;
+            let vote = members.iter().filter(|member| !member.learner && member.started && member.reachable);
+            let live = nodes.iter().filter(|listed| {
+                listed.health.is_some_and(|health| health.kind() == wire::node_health::Kind::Healthy)
+            });
+            let (vote, live) = (vote.count(), live.count());
+            last = format!("{vote} of {} vote, {live} of {} are healthy", members.len(), nodes.len());
+            Ok(vote == voters && members.len() == all && live == healthy)
+        });
+        let waited = waited.await;
+        waited.with_context(|| last.clone())
+    }
+}
+
+fn way<const N: usize>(
+    anchor: &Anchor,
+    own: Arc<rustls::sign::CertifiedKey>,
+    addresses: [String; N],
+) -> (Curators, JoinSet<()>) {
+    let anchor = anchor.clone();
+    let configure = move |expected| client_config(anchor.clone(), expected, Some(own.clone()), Clock::host());
+    let curators = Curators::new(Arc::new(configure));
+    curators.learn(addresses);
+    let mut following = JoinSet::new();
+    following.spawn({
+        let curators = curators.clone();
+        async move { match curators.follow().await {} }
+    });
+    (curators, following)
+}
+
+/// Makes a call until it is answered with more than "ask again".
+pub(crate) async fn patiently<T>(
+    mut call: impl AsyncFnMut() -> Result<tonic::Response<T>, Status>,
+) -> Result<T> {
+    let end = std::time::Instant::now() + PATIENCE;
+    loop {
+        match call().await {
+            Ok(answer) => return Ok(answer.into_inner()),
+            Err(status) if passes(&status) && std::time::Instant::now() < end => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            Err(status) => return Err(status.into()),
+        }
+    }
+}
+
+/// A connection that breaks in the middle of an answer is no UNAVAILABLE to tonic.
+fn passes(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Unimplemented)
+}

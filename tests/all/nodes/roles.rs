@@ -1,0 +1,41 @@
+//! Roles that come and go.
+
+use super::node::{Node, Owner};
+use crate::harness::aloud::TestResult;
+
+/// Quick turns, of which the node sees some and misses others; then what was ordered last is so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn role_that_is_given_and_taken_quickly_ends_as_it_was_ordered_last() -> TestResult {
+    let mut owner = Owner::new()?;
+    let (mut first, mut node) = (Node::new()?, Node::new()?);
+    first.ask(owner.found())?;
+    first.start()?;
+    first.until_it_is_one().await?;
+    owner.claim(&first).await?;
+    node.ask(owner.join(&first).await?)?;
+    node.start()?;
+    owner.approve(&node).await?;
+    node.until_it_is_one().await?;
+    owner.until_said(&node).await?;
+    for _ in 0..5 {
+        owner.roles(&node, &["consensus-member"], &[]).await?;
+        owner.roles(&node, &[], &["consensus-member"]).await?;
+    }
+    node.until_control_plane(false).await?;
+    assert_eq!(owner.members().await?.len(), 1);
+    owner.roles(&node, &["consensus-member"], &[]).await?;
+    node.until_control_plane(true).await?;
+    owner.until_well(2, 2).await?;
+
+    // Taken for good: etcd ends, and what it had kept goes with it.
+    let data = node.files().membership()?.map(|membership| node.disk().join("etcd").join(membership.data));
+    assert!(data.as_ref().is_some_and(|data| data.exists()));
+    owner.roles(&node, &[], &["consensus-member"]).await?;
+    node.until_control_plane(false).await?;
+    crate::harness::etcd_servers::until("its etcd is gone, with its data", async || {
+        Ok(node.etcd().is_none() && data.as_ref().is_some_and(|data| !data.exists()))
+    })
+    .await?;
+    owner.until_well(1, 2).await?;
+    Ok(())
+}
