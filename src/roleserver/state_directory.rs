@@ -56,7 +56,15 @@ pub enum Lock {
 /// A lock, held until it is dropped or its process dies.
 #[derive(Debug)]
 pub struct Held {
-    _file: File,
+    file: File,
+}
+
+impl Drop for Held {
+    /// Given back, not only closed: a program that is just being started has the file as well until it runs.
+    fn drop(&mut self) {
+        // What cannot be unlocked is unlocked when the last who has it closes it.
+        let _ = self.file.unlock();
+    }
 }
 
 /// Settings that came with an answer.
@@ -265,7 +273,7 @@ impl StateDirectory {
         let locking = |source| StateError::Io { doing: "locking", path: path.clone(), source };
         let file = opened.map_err(locking)?;
         match file.try_lock() {
-            Ok(()) => Ok(Held { _file: file }),
+            Ok(()) => Ok(Held { file }),
             Err(TryLockError::WouldBlock) => Err(StateError::Locked { does, path: self.path.clone() }),
             Err(TryLockError::Error(source)) => Err(locking(source)),
         }

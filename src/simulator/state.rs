@@ -218,7 +218,16 @@ impl Record {
 /// The right to a state file, for as long as it is held.
 #[derive(Debug)]
 pub struct StateLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for StateLock {
+    /// Given back, not only closed: a program that this process is just starting has the file as well, until it
+    /// is the program, and would keep the lock that long.
+    fn drop(&mut self) {
+        // What cannot be unlocked is unlocked when the last who has it closes it.
+        let _ = self.file.unlock();
+    }
 }
 
 impl StateLock {
@@ -232,7 +241,7 @@ impl StateLock {
             .open(sibling(path, ".lock"))
             .map_err(failed)?;
         match file.try_lock() {
-            Ok(()) => Ok(Self { _file: file }),
+            Ok(()) => Ok(Self { file }),
             Err(std::fs::TryLockError::WouldBlock) => Err(StateError::InUse(path.to_owned())),
             Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
         }
@@ -291,8 +300,11 @@ mod tests {
         let path = directory.path().join("fleet.json");
         let held = StateLock::take(&path).unwrap();
         assert!(matches!(StateLock::take(&path), Err(StateError::InUse(_))));
+        // As a child has it between fork and exec.
+        let inherited = held.file.try_clone().unwrap();
         drop(held);
         StateLock::take(&path).unwrap();
+        drop(inherited);
     }
 
     #[test]
