@@ -260,7 +260,9 @@ async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Sl
                 for waited in work.iter().filter_map(Work::waited) {
                     context.metrics.waited(waited);
                 }
-                hand_out(work, &mut idle);
+                for unwanted in hand_out(work, &mut idle) {
+                    give_back(unwanted).await;
+                }
                 pace.poll = POLL.0;
                 eager = true;
             }
@@ -293,14 +295,50 @@ async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Sl
     }
 }
 
-fn hand_out(work: Vec<Work>, idle: &mut Vec<Slot>) {
+/// Hands each to the worker whose session it is under; what is left is of workers that take nothing any more.
+fn hand_out(work: Vec<Work>, idle: &mut Vec<Slot>) -> Vec<Work> {
+    let mut unwanted = Vec::new();
     for item in work {
         let id = item.session().id();
-        let Some(position) = idle.iter().position(|slot| slot.session.id() == id) else { continue };
-        let slot = idle.swap_remove(position);
-        // A worker that is gone drops the work, which cancels it.
-        drop(slot.work.send(item));
+        let Some(position) = idle.iter().position(|slot| slot.session.id() == id) else {
+            unwanted.push(item);
+            continue;
+        };
+        unwanted.extend(idle.swap_remove(position).work.send(item).err());
     }
+    unwanted
+}
+
+/// The trace of a work item.
+fn trace_of(work: &Work) -> Span {
+    tracing::debug_span!(
+        target: TRACES,
+        "work",
+        process = %work.process(),
+        machine = %work.machine(),
+        fence = work.fence(),
+        begun_before_ns = u64::try_from(work.held_for().as_nanos()).unwrap_or(u64::MAX),
+        result = Empty,
+        error = Empty,
+    )
+}
+
+/// Cancels work that nobody has begun, because its shepherd stops. It was claimed, so it has a trace like any other.
+async fn give_back(work: Work) {
+    let traced = trace_of(&work);
+    async {
+        let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
+        let result = match written(work.cancel(because)).await {
+            Ok(_) => WorkResult::Cancelled,
+            Err(error) => {
+                traced.record("error", display(&error));
+                WorkResult::Lost
+            }
+        };
+        traced.record("result", result.as_str());
+    }
+    .instrument(traced.clone())
+    .await;
 }
 
 async fn worker<L: ControlLoop>(
@@ -357,28 +395,27 @@ async fn work_under<L: ControlLoop>(
     context: &LoopContext,
 ) {
     loop {
-        let (sender, handed) = oneshot::channel();
+        let (sender, mut handed) = oneshot::channel();
         if idle.send(Slot { session: session.clone(), work: sender }).is_err() {
             return;
         }
         let work = tokio::select! {
-            () = session.lost().cancelled() => return,
-            () = context.drain.cancelled() => return,
-            work = handed => match work {
-                Ok(work) => work,
+            () = session.lost().cancelled() => None,
+            () = context.drain.cancelled() => None,
+            work = &mut handed => match work {
+                Ok(work) => Some(work),
                 Err(_) => return,
             },
         };
-        let traced = tracing::debug_span!(
-            target: TRACES,
-            "work",
-            process = %work.process(),
-            machine = %work.machine(),
-            fence = work.fence(),
-            begun_before_ns = u64::try_from(work.held_for().as_nanos()).unwrap_or(u64::MAX),
-            result = Empty,
-            error = Empty,
-        );
+        let Some(work) = work else {
+            // From here on it goes back to whoever would have handed it out.
+            handed.close();
+            if let Ok(unbegun) = handed.try_recv() {
+                give_back(unbegun).await;
+            }
+            return;
+        };
+        let traced = trace_of(&work);
         let span = tracing::info_span!(
             parent: &traced,
             "work",

@@ -172,6 +172,16 @@ async fn a_shepherd_that_dies_while_it_recovers_a_machine_never_reboots_it_twice
         death(&fleet, &mut shepherd, place).await?;
     }
     let shepherd = fleet.shepherd("last", &endpoints, &[&FLAGS[..], &[LASTING]].concat())?;
+    // One that hangs is Ready until its silence has lasted: what it waits for is told by the machines themselves.
+    let end_of_waiting = Instant::now() + PATIENCE;
+    while !fleet.truth().await?.iter().all(|machine| machine["boots"].as_u64() >= Some(2)) {
+        assert!(
+            Instant::now() < end_of_waiting,
+            "a hung machine is not rebooted: {}",
+            fleet.explain().await?
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     fleet.until("all are Ready", ALL_KNOWN_READY).await?;
     fleet.until("every ladder is over", "SELECT count(*) = 0 FROM machine_recovery").await?;
     end(&fleet, shepherd).await?;
