@@ -23,7 +23,8 @@
 //! # Who may know whom
 //!
 //! `bin → {service, cli} → {server, manager} → {providers, takeover} → bmdb → model`, and on
-//! the node `bin → roleserver → curator → supervisor → model`; `simulator → {roleserver, model}`. A
+//! the node `bin → roleserver → curator → supervisor → model`; `simulator → {roleserver, model}`. The
+//! manager knows of the curator's room as well: it calls the curators of clusters as their nodes do. A
 //! test reads every `use crate::` line and fails on an import against this.
 //!
 //! # How data flows

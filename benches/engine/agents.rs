@@ -15,12 +15,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::secret::SecretsKey;
+use shepherd::curator::identity::Identity;
 use shepherd::model::ids::MachineId;
 use shepherd::proto::hardware::v1::HardwareReport;
-use shepherd::roleserver::agent::{Agent, ignore};
+use shepherd::roleserver::agent::{Agent, ignore, no_cluster};
 use shepherd::roleserver::clock::{BootClock as _, HostClock};
 use shepherd::roleserver::enrolment::Settings;
-use shepherd::roleserver::identity::Identity;
 use shepherd::roleserver::known_time::KnownTime;
 use shepherd::server::accept::ConnectionLimits;
 use shepherd::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
@@ -72,6 +72,7 @@ pub(crate) async fn run(crew: &Path) -> Result<()> {
             clock: clock.clone(),
             time: Arc::new(KnownTime::new(clock.clone(), None)),
             hardware: Arc::new(HardwareReport::default),
+            cluster: no_cluster(),
             observer: ignore(),
         };
         agents.spawn(agent.run(stop.clone()));
@@ -203,6 +204,7 @@ async fn serve(fleet: &Fleet, directory: &Path, stop: CancellationToken) -> Resu
         listen_address: ([127, 0, 0, 1], 0).into(),
         endpoints: Vec::new(),
         certificate: CertificateSource::Shared(Arc::new(key)),
+        secrets: None,
         renewal: RenewalClock::default(),
         agent_rate: "1s,10".parse().context("a rate")?,
         limits: ConnectionLimits::default(),

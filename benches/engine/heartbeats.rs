@@ -102,6 +102,7 @@ fn heartbeat(machine: MachineId, round: i64) -> Heartbeat {
         },
         hardware: None,
         installation: None,
+        cluster: None,
         access_fence: 0,
     }
 }

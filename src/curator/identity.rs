@@ -1,4 +1,4 @@
-//! The key that makes the machine itself.
+//! The key that makes whoever has it: a machine's agent, a node, an owner of clusters.
 //!
 //! One Ed25519 key pair, made once and kept for as long as the state directory
 //! lives; the shepherd pins its public half at enrolment. TLS wants a

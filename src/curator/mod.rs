@@ -17,6 +17,7 @@
 //! * [`permissions`][]: who may make which call. [`peer`][]: how it is known who makes it. [`pki`][]: what
 //!   the authority signs.
 //! * [`declaration`][]: operators' own roles. [`template`][]: what differs between the nodes that have one.
+//! * [`identity`][]: a key that is all that its holder is known by.
 //! * [`key_space`][]: where in etcd everything stands. [`record`][]: how it is read there. [`cluster`][] and
 //!   [`credential`][]: records of what there is one of, and of certificates.
 //!
@@ -41,6 +42,7 @@ pub mod dial;
 pub mod etcd;
 pub mod filter;
 pub mod health;
+pub mod identity;
 pub mod key_space;
 pub mod labels;
 pub mod leader_channel;

@@ -12,6 +12,7 @@ pub mod backoff;
 pub mod brake;
 pub mod breaker;
 pub mod budget;
+pub mod cluster;
 pub mod disturb;
 pub mod drift;
 pub mod facts;

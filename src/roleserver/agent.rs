@@ -31,6 +31,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
+use crate::curator::identity::Identity;
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1 as wire;
 use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;
@@ -40,7 +41,6 @@ use crate::roleserver::clock::BootClock;
 use crate::roleserver::connection;
 use crate::roleserver::conversation::{Conversation, Delivered, Speaker};
 use crate::roleserver::enrolment::Settings;
-use crate::roleserver::identity::Identity;
 use crate::roleserver::known_time::{KnownTime, Told};
 
 /// How long one heartbeat may take, connecting included.
@@ -57,6 +57,8 @@ const BEFORE_REPORT: Duration = Duration::from_secs(2);
 
 /// Reads what the machine is made of; may block.
 pub type ReadHardware = Arc<dyn Fn() -> HardwareReport + Send + Sync>;
+/// Says where the machine stands with its cluster; called in the loop, so it must be quick.
+pub type ReadStanding = Arc<dyn Fn() -> wire::ClusterReport + Send + Sync>;
 /// Hears what the loop does; called in the loop, so it must be quick.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 
@@ -83,6 +85,8 @@ pub struct Agent {
     pub time: Arc<KnownTime>,
     /// The hardware.
     pub hardware: ReadHardware,
+    /// Where the machine stands with its cluster; [`no_cluster`] where it can have none.
+    pub cluster: ReadStanding,
     /// Who hears of it; [`ignore`] when nobody does.
     pub observer: Observer,
 }
@@ -130,6 +134,17 @@ pub enum Event {
         /// The time and where in the boot it was said.
         told: Told,
     },
+    /// An answer asked for something about a cluster.
+    ClusterOrder {
+        /// What.
+        order: wire::ClusterOrder,
+    },
+}
+
+/// Where a machine stands that can have no cluster.
+#[must_use]
+pub fn no_cluster() -> ReadStanding {
+    Arc::new(wire::ClusterReport::default)
 }
 
 /// An observer that hears nothing.
@@ -195,9 +210,13 @@ impl Loop {
                     if let Some(told) = self.agent.time.hear(answer.shepherd_time_ms) {
                         (self.agent.observer)(&Event::Time { told });
                     }
+                    if let Some(order) = &answer.cluster_order {
+                        (self.agent.observer)(&Event::ClusterOrder { order: order.clone() });
+                    }
                     self.adopt(&answer);
                     let interval = self.agent.settings.heartbeat_interval();
-                    let soon = self.talk.wants_report() && heartbeat.hardware_report.is_none();
+                    let soon = (self.talk.wants_report() && heartbeat.hardware_report.is_none())
+                        || answer.cluster_order.is_some();
                     backoff::between_heartbeats(
                         if soon { interval.min(BEFORE_REPORT) } else { interval },
                         random,
@@ -223,8 +242,24 @@ impl Loop {
                     pause
                 }
             };
-            tokio::time::sleep(pause).await;
+            self.rest(pause).await;
         }
+    }
+
+    /// Waits for the next heartbeat. What has changed about a cluster is said soon: somebody waits for it.
+    async fn rest(&self, pause: Duration) {
+        let until = tokio::time::Instant::now() + pause;
+        while self.talk.in_cluster() {
+            let next = tokio::time::Instant::now() + BEFORE_REPORT;
+            if next >= until {
+                break;
+            }
+            tokio::time::sleep_until(next).await;
+            if self.talk.is_news(&(self.agent.cluster)()) {
+                return;
+            }
+        }
+        tokio::time::sleep_until(until).await;
     }
 
     async fn next_heartbeat(&mut self) -> wire::HeartbeatRequest {
@@ -233,7 +268,8 @@ impl Loop {
             return pending.clone();
         }
         let report = if self.talk.wants_report() { self.hardware().await } else { None };
-        self.talk.compose(self.agent.clock.milliseconds(), report).clone()
+        let standing = (self.agent.cluster)();
+        self.talk.compose(self.agent.clock.milliseconds(), report, standing).clone()
     }
 
     /// Reads the hardware beside the loop; `None` while it takes too long.
@@ -375,6 +411,7 @@ mod tests {
             clock: clock.clone(),
             time: Arc::new(KnownTime::new(clock, None)),
             hardware: Arc::new(HardwareReport::default),
+            cluster: no_cluster(),
             observer: Arc::new(move |event| events.lock().unwrap().push(event.clone())),
         }
     }

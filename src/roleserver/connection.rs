@@ -26,9 +26,9 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint as Transport};
 
+use crate::curator::identity::Identity;
 use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use crate::roleserver::endpoint::Endpoint;
-use crate::roleserver::identity::Identity;
 use crate::roleserver::known_time::KnownTime;
 use crate::roleserver::server_verifier::ServerVerifier;
 use crate::roleserver::trust;

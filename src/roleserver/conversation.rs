@@ -49,6 +49,8 @@ pub struct Conversation {
     set_aside: bool,
     installation: Option<wire::InstallationReport>,
     refused_generations: BTreeSet<i64>,
+    /// Where the machine stands with its cluster, as it was last taken by a shepherd.
+    cluster: Option<wire::ClusterReport>,
 }
 
 /// What an answer made of the conversation.
@@ -75,6 +77,7 @@ impl Conversation {
             set_aside: false,
             installation: None,
             refused_generations: BTreeSet::new(),
+            cluster: None,
         }
     }
 
@@ -93,11 +96,16 @@ impl Conversation {
     }
 
     /// Makes a new heartbeat, giving up one that was on its way.
+    ///
+    /// Where the machine stands with its cluster is said when that has changed, and with the hardware: a machine that
+    /// never heard of clusters says so once.
     pub fn compose(
         &mut self,
         boot_milliseconds: u64,
         report: Option<HardwareReport>,
+        cluster: wire::ClusterReport,
     ) -> &wire::HeartbeatRequest {
+        let cluster = (report.is_some() || self.is_news(&cluster)).then_some(cluster);
         self.last_seq = boot_milliseconds.max(self.last_seq + 1);
         self.set_aside = false;
         self.pending.insert(wire::HeartbeatRequest {
@@ -109,7 +117,21 @@ impl Conversation {
             hardware_report: report,
             installation_report: self.installation.clone(),
             access_fence: self.speaker.access_fence,
+            cluster_report: cluster,
         })
+    }
+
+    /// Whether this is worth a heartbeat: no shepherd has heard it yet.
+    #[must_use]
+    pub fn is_news(&self, cluster: &wire::ClusterReport) -> bool {
+        let unheard = self.cluster.is_none() && *cluster == wire::ClusterReport::default();
+        self.delivered > 0 && !unheard && self.cluster.as_ref() != Some(cluster)
+    }
+
+    /// Whether this machine has to do with a cluster, as far as a shepherd was told.
+    #[must_use]
+    pub fn in_cluster(&self) -> bool {
+        self.cluster.as_ref().is_some_and(|known| *known != wire::ClusterReport::default())
     }
 
     /// Notes that the pending heartbeat is durable.
@@ -122,8 +144,11 @@ impl Conversation {
             self.wants_report = false;
         }
         self.wants_report |= answer.wants_hardware_report;
-        if sent.is_some_and(|sent| sent.installation_report.is_some()) {
-            self.installation = None;
+        if let Some(sent) = sent {
+            if sent.installation_report.is_some() {
+                self.installation = None;
+            }
+            self.cluster = sent.cluster_report.or(self.cluster.take());
         }
         let refused_installation = answer
             .installation_request
@@ -173,6 +198,10 @@ mod tests {
         })
     }
 
+    fn none() -> wire::ClusterReport {
+        wire::ClusterReport::default()
+    }
+
     fn satisfied() -> wire::HeartbeatResponse {
         wire::HeartbeatResponse::default()
     }
@@ -185,16 +214,16 @@ mod tests {
     fn second_heartbeat_carries_the_report_and_later_ones_only_when_asked() {
         let mut talk = conversation();
         assert!(!talk.wants_report());
-        talk.compose(1000, None);
+        talk.compose(1000, None, none());
         assert!(talk.answered(&curious()).first);
         assert!(talk.wants_report());
-        talk.compose(2000, Some(HardwareReport::default()));
+        talk.compose(2000, Some(HardwareReport::default()), none());
         assert_eq!(
             talk.answered(&satisfied()),
             Delivered { first: false, with_report: true, refused_installation: None }
         );
         assert!(!talk.wants_report());
-        talk.compose(3000, None);
+        talk.compose(3000, None, none());
         talk.answered(&curious());
         assert!(talk.wants_report());
     }
@@ -202,7 +231,7 @@ mod tests {
     #[test]
     fn second_heartbeat_carries_the_report_even_when_nobody_asks() {
         let mut talk = conversation();
-        talk.compose(1000, None);
+        talk.compose(1000, None, none());
         talk.answered(&satisfied());
         assert!(talk.wants_report());
     }
@@ -210,41 +239,41 @@ mod tests {
     #[test]
     fn retry_is_the_same_heartbeat_until_it_is_an_interval_old() {
         let mut talk = conversation();
-        let sent = talk.compose(1000, None).clone();
+        let sent = talk.compose(1000, None, none()).clone();
         talk.refused(Code::Unavailable);
         assert_eq!(talk.pending(30_999, INTERVAL), Some(&sent));
         assert_eq!(talk.pending(31_000, INTERVAL), None);
-        assert_eq!(talk.compose(31_000, None).seq, 31_000);
+        assert_eq!(talk.compose(31_000, None, none()).seq, 31_000);
     }
 
     #[test]
     fn seq_grows_even_when_the_clock_stands_still() {
         let mut talk = conversation();
-        assert_eq!(talk.compose(1000, None).seq, 1000);
+        assert_eq!(talk.compose(1000, None, none()).seq, 1000);
         talk.answered(&satisfied());
-        assert_eq!(talk.compose(1000, None).seq, 1001);
+        assert_eq!(talk.compose(1000, None, none()).seq, 1001);
         talk.answered(&satisfied());
-        assert_eq!(talk.compose(500, None).seq, 1002);
+        assert_eq!(talk.compose(500, None, none()).seq, 1002);
     }
 
     #[test]
     fn older_heartbeat_is_made_anew() {
         let mut talk = conversation();
-        talk.compose(1000, None);
+        talk.compose(1000, None, none());
         talk.refused(Code::FailedPrecondition);
         assert_eq!(talk.pending(1000, INTERVAL), None);
-        assert_eq!(talk.compose(1000, None).seq, 1001);
+        assert_eq!(talk.compose(1000, None, none()).seq, 1001);
     }
 
     #[test]
     fn refused_report_does_not_silence_the_machine() {
         let mut talk = conversation();
-        talk.compose(1000, None);
+        talk.compose(1000, None, none());
         talk.answered(&curious());
-        talk.compose(2000, Some(HardwareReport::default()));
+        talk.compose(2000, Some(HardwareReport::default()), none());
         talk.refused(Code::InvalidArgument);
         assert!(!talk.wants_report(), "the next heartbeat goes without");
-        talk.compose(3000, None);
+        talk.compose(3000, None, none());
         talk.answered(&curious());
         assert!(talk.wants_report(), "and then it is tried again");
     }
@@ -256,13 +285,33 @@ mod tests {
             ..satisfied()
         };
         let mut talk = conversation();
-        talk.compose(1000, None);
+        talk.compose(1000, None, none());
         assert_eq!(talk.answered(&asks(3)).refused_installation, Some(3));
-        let report = talk.compose(2000, None).installation_report.clone().unwrap();
+        let report = talk.compose(2000, None, none()).installation_report.clone().unwrap();
         assert_eq!(report.generation, 3);
         assert!(matches!(report.result, Some(wire::installation_report::Result::Failure(_))));
         assert_eq!(talk.answered(&asks(3)).refused_installation, None);
-        assert_eq!(talk.compose(3000, None).installation_report, None);
+        assert_eq!(talk.compose(3000, None, none()).installation_report, None);
         assert_eq!(talk.answered(&asks(4)).refused_installation, Some(4));
+    }
+
+    #[test]
+    fn standing_is_said_with_the_hardware_and_after_each_change() {
+        let asked = |generation| wire::ClusterReport { generation, ..none() };
+        let mut talk = conversation();
+        assert_eq!(talk.compose(1000, None, asked(1)).cluster_report, None, "the first is empty");
+        talk.answered(&curious());
+        let report = Some(HardwareReport::default());
+        assert_eq!(talk.compose(2000, report, none()).cluster_report, Some(none()));
+        talk.answered(&satisfied());
+        assert_eq!(talk.compose(3000, None, none()).cluster_report, None, "it is known");
+        talk.answered(&satisfied());
+        assert_eq!(talk.compose(4000, None, asked(1)).cluster_report, Some(asked(1)));
+        talk.refused(Code::FailedPrecondition);
+        assert_eq!(talk.compose(5000, None, asked(1)).cluster_report, Some(asked(1)), "nobody took it");
+        talk.answered(&satisfied());
+        assert_eq!(talk.compose(6000, None, asked(1)).cluster_report, None);
+        talk.answered(&satisfied());
+        assert_eq!(talk.compose(7000, None, none()).cluster_report, Some(none()), "its disk was lost");
     }
 }

@@ -481,8 +481,7 @@ mod tests {
 
     #[test]
     fn kept_enrolment_survives_writing_and_reading() {
-        let certificate =
-            crate::roleserver::identity::Identity::generate().unwrap().certificate_der().to_vec();
+        let certificate = crate::curator::identity::Identity::generate().unwrap().certificate_der().to_vec();
         let asked = wire::EnrollRequest { ca_certificates: vec![certificate], ..request(7) };
         let kept = enroll(None, &asked).unwrap();
         let text = serde_json::to_string(&kept).unwrap();

@@ -8,7 +8,6 @@
 //!
 //! * [`enrolment`][]: which requests to belong to a shepherd are accepted. Pure,
 //!   so that a simulated machine refuses exactly what a real one refuses.
-//! * [`identity`][]: the Ed25519 key that makes the machine itself.
 //! * [`conversation`][]: what the next heartbeat says. Pure.
 //! * [`endpoint`][], [`trust`][]: what a callback server's address and authority are.
 //! * [`clock`][]: the boot and the time since it.
@@ -47,7 +46,6 @@ pub mod durable;
 pub mod endpoint;
 pub mod enrolment;
 pub mod hardware;
-pub mod identity;
 pub mod known_time;
 pub mod running;
 pub mod server_verifier;

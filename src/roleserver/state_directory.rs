@@ -27,9 +27,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::curator::identity::{Identity, IdentityError};
 use crate::roleserver::durable::{self, Durability};
 use crate::roleserver::enrolment::{Enrolment, Settings};
-use crate::roleserver::identity::{Identity, IdentityError};
 use crate::roleserver::known_time::Told;
 use crate::roleserver::running::Process;
 

@@ -51,7 +51,7 @@ pub fn store(certificates: &[Vec<u8>]) -> Result<RootCertStore, TrustError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roleserver::identity::Identity;
+    use crate::curator::identity::Identity;
 
     #[test]
     fn broken_certificate_is_named_by_its_place() {

@@ -41,6 +41,11 @@ impl<T: Clone + Send + Sync> Value<T> {
         self.0.send_replace(Some(value));
     }
 
+    /// Makes it one that was never set: who watches waits for the next.
+    pub fn forget(&self) {
+        self.0.send_replace(None);
+    }
+
     /// What it was last set to, if ever.
     #[must_use]
     pub fn latest(&self) -> Option<T> {
@@ -117,6 +122,18 @@ mod tests {
             Poll::Ready(value) => Some(value),
             Poll::Pending => None,
         }
+    }
+
+    #[tokio::test]
+    async fn forgotten_value_is_waited_for_by_early_and_late_watchers() {
+        let value = Value::new();
+        value.set(1);
+        let mut early = value.watch();
+        value.forget();
+        let mut late = value.watch();
+        assert_eq!((value.latest(), now(&mut early).await, now(&mut late).await), (None, None, None));
+        value.set(2);
+        assert_eq!((now(&mut early).await, now(&mut late).await), (Some(2), Some(2)));
     }
 
     #[tokio::test]

@@ -20,7 +20,8 @@ const PLAN: &[(&str, &[&str])] = &[
     ("providers", &["bmdb", "model"]),
     ("takeover", &["bmdb", "model"]),
     ("server", &["providers", "takeover", "bmdb", "model"]),
-    ("manager", &["providers", "takeover", "bmdb", "model"]),
+    // It calls the curators of clusters as their nodes do: by the channel that follows their leader.
+    ("manager", &["providers", "takeover", "bmdb", "curator", "model"]),
     ("cli", &["providers", "takeover", "bmdb", "model"]),
     // The service as a whole: the one room that knows both the loops and what listens, so that neither
     // has to know the other. It starts the simulator as a process and takes its flags.
@@ -28,7 +29,7 @@ const PLAN: &[(&str, &[&str])] = &[
     ("roleserver", &["curator", "supervisor", "model"]),
     ("curator", &["supervisor", "model"]),
     ("supervisor", &["model"]),
-    ("simulator", &["roleserver", "model"]),
+    ("simulator", &["roleserver", "curator", "supervisor", "model"]),
     (
         "bin",
         &[
@@ -79,17 +80,17 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
         (
             "manager",
             "use crate::{model::ids, server::metrics};",
-            "line 1: manager imports server, and may import only providers, takeover, bmdb, model",
+            "line 1: manager imports server, and may import only providers, takeover, bmdb, curator, model",
         ),
         (
             "manager",
             "use crate::{\n    model::{a, b},\n    cli,\n};",
-            "line 1: manager imports cli, and may import only providers, takeover, bmdb, model",
+            "line 1: manager imports cli, and may import only providers, takeover, bmdb, curator, model",
         ),
         (
             "manager",
             "pub(in crate::simulator) fn f() {}",
-            "line 1: manager imports simulator, and may import only providers, takeover, bmdb, model",
+            "line 1: manager imports simulator, and may import only providers, takeover, bmdb, curator, model",
         ),
         (
             "roleserver",
@@ -99,7 +100,7 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
         (
             "simulator",
             "use crate :: manager::Runner;",
-            "line 1: simulator imports manager, and may import only roleserver, model",
+            "line 1: simulator imports manager, and may import only roleserver, curator, supervisor, model",
         ),
         ("model", "use crate::bmdb::lease;", "line 1: model imports bmdb, and may import nothing"),
         (

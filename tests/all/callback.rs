@@ -699,6 +699,7 @@ async fn real_agent_is_heard_and_reports_its_hardware() -> TestResult {
         clock: Arc::new(HostClock::read()?),
         time: untold()?,
         hardware: Arc::new(report),
+        cluster: shepherd::roleserver::agent::no_cluster(),
         observer: ignore(),
     };
     let stop = CancellationToken::new();

@@ -53,7 +53,7 @@ impl Seen {
             }
             Event::SettingsWork => self.proven = true,
             Event::SettingsRefused { reason } => self.failed.push(reason.clone()),
-            Event::Time { .. } => {}
+            Event::Time { .. } | Event::ClusterOrder { .. } => {}
         }
     }
 }
@@ -117,6 +117,7 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
             clock: Arc::new(HostClock::read()?),
             time: untold()?,
             hardware: Arc::new(HardwareReport::default),
+            cluster: shepherd::roleserver::agent::no_cluster(),
             observer: Arc::new(move |event| {
                 if let Ok(mut seen) = own.lock() {
                     seen.hear(event);

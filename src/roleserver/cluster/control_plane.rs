@@ -173,9 +173,14 @@ fn launcher(host: Host, facts: Facts, startup: Value<Startup>) -> Runnable {
             };
             // A membership that is over before etcd has answered once would be waited for without an end.
             let running = tokio::select! {
-                running = beginning => running?,
+                running = beginning => running,
                 () = until_another(&mut startups, &first) => return Err(another(&facts)),
             };
+            // Whoever asked for it is told, and not only the log of this machine.
+            if !scope.token().is_cancelled() {
+                facts.trouble.set(running.as_ref().err().map(ToString::to_string));
+            }
+            let running = running?;
             let healthy = starting.healthy();
             loop {
                 let next = healthy.scope().until_cancelled(startups.next()).await?;
@@ -208,7 +213,7 @@ fn another(facts: &Facts) -> Stop {
 }
 
 /// Ends an etcd that a role server before this one started and nobody wants any more.
-async fn end_leftovers(host: &Host) -> Result<(), Stop> {
+pub(super) async fn end_leftovers(host: &Host) -> Result<(), Stop> {
     let places = host.places.clone();
     let ended = tokio::task::spawn_blocking(move || {
         crate::roleserver::child::keep::end_leftovers(etcd::NAME, &places)
@@ -311,6 +316,12 @@ async fn start_etcd(
     cluster: &str,
     membership: &Membership,
 ) -> Result<Client, Stop> {
+    if !host.etcd.is_file() {
+        return Err(Stop::because(format!(
+            "there is no program {}: install etcd, 3.4.16 or later, where the role server finds it",
+            host.etcd.display()
+        )));
+    }
     let spec = etcd::spec(&host.etcd, own, cluster, &host.files, membership);
     starting.start(etcd::NAME, keep(spec, host.places.clone(), |_| {}))?;
     let client = Client::new(vec![etcd::endpoint(&host.files)], Namespace::new(NAMESPACE)?);
@@ -420,7 +431,7 @@ mod tests {
 
     fn connection() -> Connection {
         use crate::roleserver::cluster::facts::Shown;
-        let key = crate::roleserver::identity::Identity::generate().unwrap();
+        let key = crate::curator::identity::Identity::generate().unwrap();
         let authority = crate::curator::pki::tests::authority(1);
         let shown = Shown::new(certified(key.certificate_der(), key.pkcs8()).unwrap());
         let clock = Clock::host();

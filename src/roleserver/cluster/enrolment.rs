@@ -13,6 +13,7 @@ use tonic::{Code, Status};
 
 use crate::curator::bootstrap::{Founding, new_authority};
 use crate::curator::clock::Clock;
+use crate::curator::identity::Identity;
 use crate::curator::pki::{Authority, Renewal, Validity, renewal};
 use crate::curator::tls::certified;
 use crate::proto::curator::v1 as wire;
@@ -21,7 +22,6 @@ use crate::proto::curator::v1::registration_client::RegistrationClient;
 use crate::roleserver::cluster::facts::{Connection, Facts, Shown, ToFound, id_of, way};
 use crate::roleserver::cluster::files::{Credentials, Files, KeptAuthority};
 use crate::roleserver::cluster::order::{Order, What, parse_anchor, parse_key, parse_ticket};
-use crate::roleserver::identity::Identity;
 use crate::supervisor::context::{Runnable, Scope, Starting};
 use crate::supervisor::outcome::Stop;
 
@@ -71,32 +71,13 @@ pub fn enrolment(files: Files, facts: Facts, clock: Clock) -> Runnable {
         let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
         async move {
             let scope = starting.scope().clone();
-            let order = files.order()?;
-            if let Some(order) = &order {
-                order
-                    .check()
-                    .map_err(|error| Stop::because(format!("the order to this node cannot be: {error}")))?;
+            let trouble = facts.trouble.clone();
+            let done = Doing { files, facts, clock, scope: scope.clone() }.what_was_asked().await;
+            // Whoever asked is told, and not only the log of this machine.
+            if !scope.token().is_cancelled() {
+                trouble.set(done.as_ref().err().map(ToString::to_string));
             }
-            let credentials = files.credentials()?;
-            let validity = credentials
-                .as_ref()
-                .and_then(|kept| Validity::read(&hex::decode(&kept.certificate).unwrap_or_default()));
-            let kept = Kept {
-                to_found: order.as_ref().map(|order| matches!(order.what, What::Found { .. })),
-                certificate: validity.map(|validity| renewal(validity, clock.now())),
-            };
-            let step = decide(&kept);
-            tracing::info!(?step, "this node's part in a cluster");
-            let doing = Doing { files, facts, clock, scope };
-            match (step, order, credentials) {
-                (Step::ComeBack { expired }, order, Some(credentials)) => {
-                    doing.come_back(order.as_ref(), &credentials, expired).await?;
-                }
-                (Step::Found, Some(order), _) => doing.found(&order)?,
-                (Step::Join, Some(order), _) => doing.join(&order).await?,
-                // Whoever asked has taken it back.
-                _ => return Err(Stop::because("nothing is asked of this machine any more")),
-            }
+            done?;
             // Not before: what is refused again and again is asked ever more rarely.
             let healthy = starting.healthy();
             Err(healthy.scope().cancelled().await.into())
@@ -112,6 +93,38 @@ struct Doing {
 }
 
 impl Doing {
+    async fn what_was_asked(&self) -> Result<(), Stop> {
+        let order = self.files.order()?;
+        if let Some(order) = &order {
+            order
+                .check()
+                .map_err(|error| Stop::because(format!("the order to this node cannot be: {error}")))?;
+        }
+        let credentials = self.files.credentials()?;
+        let validity = credentials
+            .as_ref()
+            .and_then(|kept| Validity::read(&hex::decode(&kept.certificate).unwrap_or_default()));
+        let kept = Kept {
+            to_found: order.as_ref().and_then(|order| match order.what {
+                What::Found { .. } => Some(true),
+                What::Join { .. } => Some(false),
+                What::Leave {} => None,
+            }),
+            certificate: validity.map(|validity| renewal(validity, self.clock.now())),
+        };
+        let step = decide(&kept);
+        tracing::info!(?step, "this node's part in a cluster");
+        match (step, order, credentials) {
+            (Step::ComeBack { expired }, order, Some(credentials)) => {
+                self.come_back(order.as_ref(), &credentials, expired).await
+            }
+            (Step::Found, Some(order), _) => self.found(&order),
+            (Step::Join, Some(order), _) => self.join(&order).await,
+            // Whoever asked has taken it back.
+            _ => Err(Stop::because("nothing is asked of this machine any more")),
+        }
+    }
+
     fn found(&self, order: &Order) -> Result<(), Stop> {
         let What::Found { cluster, name, owner_keys } = &order.what else { return Ok(()) };
         let key = self.files.key_or_new()?;
@@ -238,7 +251,9 @@ impl Doing {
     fn take(&self, order: &Order, key: &Identity, membership: &wire::Membership) -> Result<(), Stop> {
         let anchor = match &order.what {
             What::Join { ca_certificate, .. } => parse_anchor(ca_certificate)?,
-            What::Found { .. } => return Err(Stop::because("a node that founds is given no membership")),
+            What::Found { .. } | What::Leave {} => {
+                return Err(Stop::because("only a node that joins is given a membership"));
+            }
         };
         let credentials = self.keep(membership, &anchor.certificate)?;
         let connection = Connection::new(key, &credentials, &self.files, &self.clock)?;

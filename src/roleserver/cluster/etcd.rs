@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::curator::etcd::client::Endpoint;
+use crate::curator::identity::Identity;
 use crate::curator::membership::peer_url;
 use crate::curator::node::ConsensusMember;
 use crate::curator::node_id::NodeId;
 use crate::curator::pki::ETCD_PEER;
 use crate::roleserver::child::spec::{Limits, Spec};
 use crate::roleserver::cluster::files::{Files, FilesError, Membership};
-use crate::roleserver::identity::Identity;
 
 /// The name of the program among those that run beside the role server.
 pub const NAME: &str = "etcd";

@@ -12,13 +12,13 @@ use rustls::sign::CertifiedKey;
 
 use crate::curator::bootstrap::Founding;
 use crate::curator::clock::Clock;
+use crate::curator::identity::Identity;
 use crate::curator::leader_channel::Curators;
 use crate::curator::node::Roles;
 use crate::curator::node_id::NodeId;
 use crate::curator::pki::{Anchor, PkiError};
 use crate::curator::tls::{certified, client_config};
 use crate::roleserver::cluster::files::{Credentials, Files};
-use crate::roleserver::identity::Identity;
 use crate::supervisor::value::Value;
 
 /// The certificate that this node shows to everybody, replaced while it runs.
@@ -143,6 +143,22 @@ pub struct Facts {
     pub control_plane: Value<Option<ControlPlane>>,
     /// Where other nodes reach it.
     pub address: Value<IpAddr>,
+    /// Why it does not become what it was asked to be; none when nothing is in its way.
+    pub trouble: Value<Option<String>>,
+    /// Another order stands on the disk.
+    pub ordered: Value<()>,
+}
+
+impl Facts {
+    /// Makes all of them unknown again, for a machine that is no node any more. Nobody may be at work with them.
+    pub fn forget(&self) {
+        self.connection.forget();
+        self.to_found.forget();
+        self.roles.forget();
+        self.control_plane.forget();
+        self.address.forget();
+        self.trouble.forget();
+    }
 }
 
 impl fmt::Debug for Facts {

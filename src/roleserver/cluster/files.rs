@@ -24,10 +24,10 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::curator::identity::{Identity, IdentityError};
 use crate::curator::node::{ConsensusMember, Roles};
 use crate::roleserver::cluster::order::Order;
 use crate::roleserver::durable::{self, Durability};
-use crate::roleserver::identity::{Identity, IdentityError};
 
 /// The largest file that is read.
 const FILE_LIMIT: u64 = 4 << 20;
@@ -140,6 +140,31 @@ impl Files {
     /// Asks something.
     pub fn write_order(&self, order: &Order) -> Result<(), FilesError> {
         self.write("order.json", order)
+    }
+
+    /// Removes everything that was kept, but for what was asked.
+    pub fn remove_all_but_the_order(&self) -> Result<(), FilesError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| FilesError::Io { doing: "removing", path, source }
+        };
+        let entries = match std::fs::read_dir(&self.path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(source) => return Err(failed(&self.path)(source)),
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed(&self.path))?;
+            if entry.file_name() == "order.json" {
+                continue;
+            }
+            let path = entry.path();
+            let directory = entry.file_type().map_err(failed(&path))?.is_dir();
+            let removed =
+                if directory { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(failed(&path))?;
+        }
+        Ok(())
     }
 
     /// The key of the node, if it has one.

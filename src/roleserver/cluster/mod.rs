@@ -6,6 +6,7 @@
 //!
 //! # How the files fit
 //!
+//! * [`asked`][]: what comes over the agent channel, and what is reported there.
 //! * [`order`][]: what was asked. [`files`][]: what is kept, and in which order it comes to be.
 //! * [`facts`][]: the values that the parts below tell each other.
 //! * [`enrolment`][]: becoming a node, or coming back as one.
@@ -25,6 +26,7 @@
 //! * joining: its key; its certificate and where curators are. Nothing sends a heartbeat before both are durable, or a
 //!   node would be taken for healthy that cannot come back after a reboot.
 
+pub mod asked;
 pub mod certificate;
 pub mod control_plane;
 pub mod directory;

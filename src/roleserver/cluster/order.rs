@@ -17,7 +17,10 @@ use crate::model::label::Labels;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub struct Order {
-    /// To found a cluster, or to join one.
+    /// Which order of whoever asks it is; 0 where a person wrote it.
+    #[serde(default)]
+    pub generation: i64,
+    /// To found a cluster, to join one, or to leave it.
     pub what: What,
     /// The machine this is, as whoever asks knows it.
     pub machine: Option<MachineId>,
@@ -28,8 +31,8 @@ pub struct Order {
     pub address: Option<IpAddr>,
 }
 
-/// To found a cluster, or to join one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// To found a cluster, to join one, or to leave it. `Debug` shows no ticket.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
     /// To be the first node of a cluster.
@@ -50,6 +53,22 @@ pub enum What {
         /// `host:port` of curators.
         curators: Vec<String>,
     },
+    /// To be no node any more: what runs as one ends, and what was kept of it is removed.
+    Leave {},
+}
+
+impl std::fmt::Debug for What {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Found { cluster, name, .. } => {
+                f.debug_struct("Found").field("cluster", cluster).field("name", name).finish_non_exhaustive()
+            }
+            Self::Join { curators, .. } => {
+                f.debug_struct("Join").field("curators", curators).finish_non_exhaustive()
+            }
+            Self::Leave {} => f.write_str("Leave"),
+        }
+    }
 }
 
 /// Why an order cannot be carried out, as a part of a sentence.
@@ -77,6 +96,7 @@ impl Order {
                 }
                 Ok(())
             }
+            What::Leave {} => Ok(()),
         }
     }
 }

@@ -10,12 +10,13 @@ use crate::curator::clock::Clock;
 use crate::roleserver::child::cgroup::Mounts;
 use crate::roleserver::child::keep::Places;
 use crate::roleserver::cluster::certificate::certificate;
-use crate::roleserver::cluster::control_plane::{Host, control_plane};
+use crate::roleserver::cluster::control_plane::{Host, control_plane, end_leftovers};
 use crate::roleserver::cluster::directory::{directory, leader};
 use crate::roleserver::cluster::enrolment::enrolment;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::{Files, FilesError};
 use crate::roleserver::cluster::heartbeat::heartbeat;
+use crate::roleserver::cluster::order::What;
 use crate::roleserver::cluster::roles::roles;
 use crate::roleserver::cluster::status::status;
 use crate::supervisor::context::{Runnable, Starting};
@@ -65,26 +66,54 @@ pub fn worker(settings: &Settings, facts: &Facts) -> Runnable {
             ("certificate", certificate(files.clone(), facts.clone(), clock.clone())),
             ("directory", directory(files.clone(), facts.clone())),
         ];
-        let files = files.clone();
+        let (files, facts, host) = (files.clone(), facts.clone(), host.clone());
         async move {
+            // Nothing of an earlier life runs any more.
+            if is_to_leave(&files)? {
+                leave(&host).await?;
+                facts.forget();
+            }
+            let mut ordered = facts.ordered.watch();
             if !is_asked(&files)? {
                 let healthy = starting.healthy();
                 while !is_asked(&files)? {
-                    healthy.scope().until_cancelled(tokio::time::sleep(LOOK)).await?;
+                    let look = tokio::time::timeout(LOOK, ordered.next());
+                    // Either way it is looked.
+                    let _ = healthy.scope().until_cancelled(look).await?;
                 }
                 return Err(Stop::because("this machine was asked to be a node, and begins with it"));
             }
             for (name, part) in parts {
                 starting.start(name, part)?;
             }
-            Err(starting.healthy().scope().cancelled().await.into())
+            let healthy = starting.healthy();
+            loop {
+                healthy.scope().until_cancelled(ordered.next()).await?;
+                if is_to_leave(&files)? {
+                    return Err(Stop::because(
+                        "this machine was asked to leave its cluster, and ends what it runs",
+                    ));
+                }
+            }
         }
     })
 }
 
 /// Whether this machine is a node, or was asked to be one.
 fn is_asked(files: &Files) -> Result<bool, FilesError> {
-    Ok(files.order()?.is_some() || files.credentials()?.is_some())
+    let asked = files.order()?.is_some_and(|order| order.what != What::Leave {});
+    Ok(asked || files.credentials()?.is_some())
+}
+
+fn is_to_leave(files: &Files) -> Result<bool, FilesError> {
+    Ok(files.order()?.is_some_and(|order| order.what == What::Leave {}))
+}
+
+/// Ends and removes what is left of a node. It may be cut off anywhere, and is done again then.
+async fn leave(host: &Host) -> Result<(), Stop> {
+    end_leftovers(host).await?;
+    let files = host.files.clone();
+    Ok(tokio::task::spawn_blocking(move || files.remove_all_but_the_order()).await??)
 }
 
 fn places(state_directory: &Path, settings: &Settings) -> Places {

@@ -24,7 +24,9 @@ use crate::curator::clock::Clock;
 use crate::roleserver::agent::{Agent, Event};
 use crate::roleserver::clock::{BootClock, HostClock};
 use crate::roleserver::cluster;
+use crate::roleserver::cluster::asked::Asked;
 use crate::roleserver::cluster::facts::Facts;
+use crate::roleserver::cluster::files::Files;
 use crate::roleserver::cluster::worker::worker;
 use crate::roleserver::commands::CommandError;
 use crate::roleserver::enrolment::{Enrolment, Settings};
@@ -66,8 +68,12 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
 
     let incarnation = Uuid::new_v4();
     let heard = Value::new();
+    let facts = Facts::default();
+    let asked = Asked::new(enrolment.machine_id, Files::of(state.path()), facts.clone());
+    let standing = asked.clone();
     let keeper = Keeper {
         heard: heard.clone(),
+        asked,
         state: state.clone(),
         clock: clock.clone(),
         incarnation,
@@ -90,6 +96,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         clock: Arc::new(clock),
         time,
         hardware: Arc::new(|| hardware::read(&Sources::host())),
+        cluster: Arc::new(move || standing.report()),
         observer: Arc::new(move |event| keeper.hear(event)),
     };
     tracing::info!(machine = %enrolment.machine_id, %incarnation, "the agent runs");
@@ -104,7 +111,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
             clock: Clock::host(),
             leaving: leaving.clone(),
         },
-        &Facts::default(),
+        &facts,
     );
 
     let runtime =
@@ -183,6 +190,7 @@ async fn until_asked_to_end(root: Runnable, leaving: &CancellationToken) -> std:
 /// Keeps and says what the loop tells.
 struct Keeper {
     heard: Value<()>,
+    asked: Asked,
     state: StateDirectory,
     clock: HostClock,
     incarnation: Uuid,
@@ -238,6 +246,7 @@ impl Keeper {
             Event::SettingsRefused { reason } => {
                 tracing::error!(reason, "the shepherd sent settings that cannot be used; the old ones stay");
             }
+            Event::ClusterOrder { order } => self.asked.hear(order),
             Event::Time { told } => complain(self.state.keep_told_time(told)),
         }
     }

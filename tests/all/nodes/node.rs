@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use shepherd::curator::clock::Clock;
+use shepherd::curator::identity::Identity;
 use shepherd::curator::leader_channel::Curators;
 use shepherd::curator::node_id::{NodeId, PublicKey};
 use shepherd::curator::pki::Anchor;
@@ -25,7 +26,6 @@ use shepherd::roleserver::cluster::facts::Facts;
 use shepherd::roleserver::cluster::files::Files;
 use shepherd::roleserver::cluster::order::{Order, What};
 use shepherd::roleserver::cluster::worker::{Settings, worker};
-use shepherd::roleserver::identity::Identity;
 use shepherd::supervisor::backoff::Backoff;
 use shepherd::supervisor::supervise::{self, Supervisor};
 use tokio::task::JoinSet;
@@ -74,7 +74,13 @@ impl Node {
 
     /// Asks it to be something.
     pub(crate) fn ask(&self, what: What) -> Result<()> {
-        let order = Order { what, machine: None, labels: BTreeMap::new(), address: Some(self.address) };
+        let order = Order {
+            generation: 0,
+            what,
+            machine: None,
+            labels: BTreeMap::new(),
+            address: Some(self.address),
+        };
         order.check()?;
         Ok(self.files().write_order(&order)?)
     }

@@ -1,0 +1,18 @@
+//! Clusters of the fleet: what an operator asked for, and what becomes of it.
+//!
+//! * [`spec`][]: what was asked for. [`selector`][]: which machines may be chosen.
+//! * [`state`][]: what is known of a cluster, its machines and its nodes at one time.
+//! * [`plan`][]: what is to be done next, and what each machine waits for.
+//! * [`choice`][]: which machines are chosen, and which go first.
+//! * [`view`][]: what people are shown.
+//! * [`disturb`][]: what a cluster says to disturbing one of its machines.
+//! * [`quorum`][]: how many members may be disturbed.
+
+pub mod choice;
+pub mod disturb;
+pub mod plan;
+pub mod quorum;
+pub mod selector;
+pub mod spec;
+pub mod state;
+pub mod view;

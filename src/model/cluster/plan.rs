@@ -1,0 +1,568 @@
+//! What is to be done next about a cluster: a function of what is known of it.
+//!
+//! A pass does what is planned and looks again; whatever was cut off in the middle is planned once more from what is
+//! known then. So no step here relies on another one of the same pass, and each can be made twice.
+//!
+//! # Harm
+//!
+//! * Members of etcd come and go one at a time, never while one is still learning, and never so that fewer are left than
+//!   most of them. The curator refuses the same; here it is not even asked.
+//! * A member that is well and leaves keeps its vote until another one has taken its place. One that is lost gives its
+//!   vote up first, because a vote that nobody casts only makes losses harder to bear.
+//! * A node that its curator hears is never replaced for what we do not hear of its machine: we may be the ones who are
+//!   cut off.
+//! * The order to found a cluster is given to one machine, and to another only after the first was told to leave.
+//!
+//! # What an order is worth
+//!
+//! A machine is let in by the key that it reported over its agent channel, which is pinned to the machine; a ticket alone
+//! lets it ask.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::model::cluster::choice::{going_first, spread};
+use crate::model::cluster::quorum::majority;
+use crate::model::cluster::spec::{Approval, Part};
+use crate::model::cluster::state::{
+    CONSENSUS_MEMBER, Candidate, Cluster, Health, Member, Node, NodeState, Seen, View, Wanted,
+};
+use crate::model::ids::MachineId;
+use crate::model::phase::Phase;
+use crate::model::time::{Timestamp, between};
+
+/// How long a ticket lets a machine in.
+pub const TICKET_LIFETIME: Duration = Duration::from_hours(1);
+/// How long what stands in a machine's way may pass by itself, before it is asked anew.
+const ASK_ANEW: Duration = Duration::from_mins(2);
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Make a machine part of the cluster.
+    Choose {
+        /// Which.
+        machine: MachineId,
+        /// What for.
+        part: Part,
+    },
+    /// Ask a machine for something over its agent channel.
+    Ask {
+        /// Which.
+        machine: MachineId,
+        /// What.
+        what: Wanted,
+    },
+    /// Write down by what the cluster is known, as this machine reported it.
+    Founded {
+        /// Which.
+        machine: MachineId,
+    },
+    /// Let a node in by its key.
+    Approve {
+        /// On which machine.
+        machine: MachineId,
+        /// The key.
+        key: [u8; 32],
+    },
+    /// Change roles of a node.
+    Roles {
+        /// Which.
+        node: String,
+        /// To give.
+        give: Vec<String>,
+        /// To take.
+        take: Vec<String>,
+    },
+    /// Take a node out of the cluster for ever.
+    Decommission {
+        /// Which.
+        node: String,
+    },
+    /// Forget a node.
+    Delete {
+        /// Which.
+        node: String,
+    },
+    /// Have a machine leave, from now on.
+    Leaving {
+        /// Which.
+        machine: MachineId,
+        /// Why.
+        why: String,
+    },
+    /// Let a machine be none of the cluster's.
+    Forget {
+        /// Which.
+        machine: MachineId,
+        /// How it ended.
+        how: String,
+    },
+    /// Forget the cluster.
+    Remove,
+}
+
+/// What is to be done about a cluster, and what is waited for.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// To do, in this order.
+    pub steps: Vec<Step>,
+    /// What the cluster as a whole waits for.
+    pub waits: Vec<String>,
+    /// What each machine waits for.
+    pub machines: BTreeMap<MachineId, String>,
+}
+
+impl Plan {
+    /// Whether the cluster is as it is to be.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.steps.is_empty() && self.waits.is_empty() && self.machines.is_empty()
+    }
+}
+
+/// Decides what is to be done. `candidates` are machines that may be chosen; none need be given while none are lacking.
+#[must_use]
+pub fn plan(cluster: &Cluster, candidates: &[Candidate], places: &Places, now: Timestamp) -> Plan {
+    let mut planning = Planning { cluster, now, plan: Plan::default() };
+    if cluster.deleting {
+        planning.end();
+        return planning.plan;
+    }
+    planning.choose(candidates, places);
+    match (&cluster.founded, &cluster.view) {
+        (None, _) => planning.found(),
+        (Some(_), View::Seen(seen)) => planning.run(seen),
+        (Some(_), View::Away(why)) => {
+            let waits = format!("none of its curators answers: {why}");
+            planning.plan.waits.push(waits);
+        }
+        (Some(_), View::Nobody) => {
+            planning.plan.waits.push("its curators were not asked yet".to_owned());
+        }
+    }
+    planning.plan
+}
+
+/// Where the machines of a cluster stand.
+pub type Places = BTreeMap<MachineId, Option<String>>;
+
+struct Planning<'c> {
+    cluster: &'c Cluster,
+    now: Timestamp,
+    plan: Plan,
+}
+
+impl Planning<'_> {
+    fn step(&mut self, step: Step) {
+        self.plan.steps.push(step);
+    }
+
+    fn wait(&mut self, member: &Member, reason: impl Into<String>) {
+        self.plan.machines.insert(member.machine, reason.into());
+    }
+
+    fn ask(&mut self, member: &Member, what: Wanted) {
+        self.step(Step::Ask { machine: member.machine, what });
+    }
+
+    /// The cluster ends: every machine is asked to leave, and each is forgotten when it has, or was given up.
+    fn end(&mut self) {
+        if self.cluster.members.is_empty() {
+            return self.step(Step::Remove);
+        }
+        for member in &self.cluster.members {
+            self.see_off(member, "its cluster ended");
+        }
+    }
+
+    /// The last of a machine in the cluster: nothing else has to be done for it.
+    fn see_off(&mut self, member: &Member, how: &str) {
+        if member.asked.is_none() && member.key().is_none() {
+            let how = format!("{how}, and it had not been asked anything");
+            self.step(Step::Forget { machine: member.machine, how });
+        } else if member.asked.is_none_or(|asked| asked.what != Wanted::Leave) {
+            self.ask(member, Wanted::Leave);
+        } else if member.has_left() {
+            self.step(Step::Forget { machine: member.machine, how: format!("{how}, and it has left") });
+        } else if member.is_given_up() {
+            let how =
+                format!("{how}; its machine is {}, and is told to leave if it is heard again", member.phase);
+            self.step(Step::Forget { machine: member.machine, how });
+        } else {
+            self.wait(member, "it was asked to leave, and has not said that it has");
+        }
+    }
+
+    fn choose(&mut self, candidates: &[Candidate], places: &Places) {
+        let mut left: Vec<Candidate> = candidates.to_vec();
+        for part in Part::ALL {
+            let lacking = self.cluster.lacks(part);
+            if lacking == 0 {
+                continue;
+            }
+            let mut beside: BTreeMap<Option<String>, u32> = BTreeMap::new();
+            let staying = self.cluster.members.iter().filter(|member| member.leaving.is_none());
+            for member in staying.filter(|member| member.part == part) {
+                *beside.entry(places.get(&member.machine).cloned().flatten()).or_default() += 1;
+            }
+            let chosen = spread(&left, beside, lacking);
+            left.retain(|candidate| !chosen.contains(candidate));
+            let found = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
+            for candidate in chosen {
+                self.step(Step::Choose { machine: candidate.machine, part });
+            }
+            if found < lacking {
+                let fits = match self.cluster.spec.selector.to_string().as_str() {
+                    "" => "is free".to_owned(),
+                    said => format!("is free and fits {said}"),
+                };
+                self.plan.waits.push(format!(
+                    "{} more of the {part} {} wanted, and no machine {fits}",
+                    lacking - found,
+                    if lacking - found == 1 { "is" } else { "are" }
+                ));
+            }
+        }
+    }
+
+    fn found(&mut self) {
+        for member in self.cluster.members.iter().filter(|member| member.leaving.is_some()) {
+            self.see_off(member, "it left before the cluster was founded");
+        }
+        self.send_off(None);
+        let mut staying = self.cluster.members.iter().filter(|member| member.leaving.is_none());
+        let founder = staying.clone().find(|member| member.part == Part::ControlPlane);
+        let elsewhere = self.cluster.members.iter().find(|member| {
+            member.asked.is_some_and(|asked| asked.what == Wanted::Found)
+                && Some(member.machine) != founder.map(|founder| founder.machine)
+        });
+        let Some(founder) = founder else { return };
+        for member in staying.by_ref().filter(|member| member.machine != founder.machine) {
+            self.wait(member, format!("{} founds the cluster first", founder.name));
+        }
+        if let Some(other) = elsewhere {
+            return self.wait(
+                founder,
+                format!("{}, which was to found the cluster, has to leave first", other.name),
+            );
+        }
+        let Some(asked) = founder.asked.filter(|asked| asked.what == Wanted::Found) else {
+            return match founder.asked {
+                Some(asked) if asked.what == Wanted::Leave && !founder.has_left() => {
+                    self.wait(founder, "it has to leave what it was a node of before");
+                }
+                _ => self.ask(founder, Wanted::Found),
+            };
+        };
+        let report = founder.report.as_ref().filter(|report| report.generation == asked.generation);
+        match report {
+            None => self.wait(founder, "it was asked to found the cluster, and has not taken the order"),
+            Some(report) if report.ca_certificate.is_some() && report.address.is_some() => {
+                self.step(Step::Founded { machine: founder.machine });
+            }
+            Some(report) => {
+                let waits = match &report.error {
+                    Some(error) => format!("it cannot found the cluster: {error}"),
+                    None => "it is founding the cluster".to_owned(),
+                };
+                self.wait(founder, waits);
+            }
+        }
+    }
+
+    /// Those that are to leave from now on.
+    fn send_off(&mut self, seen: Option<&Seen>) {
+        for member in self.cluster.members.iter().filter(|member| member.leaving.is_none()) {
+            let node = member.key().and_then(|key| seen?.node_of(&key));
+            let heard = node.is_some_and(|node| node.health == Health::Healthy);
+            let why = if member.retiring {
+                "it is being retired"
+            } else if member.is_given_up() && !heard {
+                "its machine is lost"
+            } else {
+                continue;
+            };
+            self.step(Step::Leaving { machine: member.machine, why: why.to_owned() });
+        }
+    }
+
+    fn run(&mut self, seen: &Seen) {
+        self.send_off(Some(seen));
+        self.shrink(seen);
+        let mut consensus = None;
+        for member in &self.cluster.members {
+            match &member.leaving {
+                Some(why) => self.drain(member, why, seen, &mut consensus),
+                None => self.settle(member, seen, &mut consensus),
+            }
+        }
+        self.clean(seen, &mut consensus);
+        if let Some(step) = consensus {
+            self.step(step);
+        }
+    }
+
+    /// Sends off those that are too many, one of the control plane at a time.
+    fn shrink(&mut self, seen: &Seen) {
+        for part in Part::ALL {
+            let order = going_first(&self.cluster.members, part, Some(seen));
+            let wanted = usize::try_from(self.cluster.spec.wanted(part)).unwrap_or(usize::MAX);
+            let surplus = order.len().saturating_sub(wanted);
+            let leaving =
+                self.cluster.members.iter().any(|member| member.part == part && member.leaving.is_some());
+            let at_once = match part {
+                Part::ControlPlane => usize::from(!leaving).min(surplus),
+                Part::Worker => surplus,
+            };
+            let why = format!("the cluster is to have {wanted} of the {part}");
+            for member in order.into_iter().take(at_once) {
+                self.step(Step::Leaving { machine: member.machine, why: why.clone() });
+            }
+        }
+    }
+
+    /// A machine that stays: it is to be a node, with its roles.
+    fn settle(&mut self, member: &Member, seen: &Seen, consensus: &mut Option<Step>) {
+        let report = member.report.clone().unwrap_or_default();
+        let Some(key) = report.key else { return self.invite(member) };
+        let Some(node) = seen.node_of(&key) else {
+            if report.ca_certificate.is_some() {
+                if member.asked.is_none_or(|asked| asked.what != Wanted::Leave) {
+                    return self.ask(member, Wanted::Leave);
+                }
+                return self.wait(member, "its node was deleted, and it has to leave before it comes anew");
+            }
+            return self.invite(member);
+        };
+        match node.state {
+            NodeState::New => match self.cluster.spec.approval {
+                Approval::Manual if member.approved == Some(key) => {
+                    self.step(Step::Approve { machine: member.machine, key });
+                }
+                Approval::Automatic => self.step(Step::Approve { machine: member.machine, key }),
+                Approval::Manual => self.wait(
+                    member,
+                    format!(
+                        "a person has to approve its key; run: shepherdctl cluster approve {} {}",
+                        self.cluster.spec.name, member.name
+                    ),
+                ),
+            },
+            NodeState::Standby => self.wait(member, "it was let in, and takes its certificate"),
+            NodeState::Decommissioned => {
+                if member.asked.is_none_or(|asked| asked.what != Wanted::Leave) {
+                    return self.ask(member, Wanted::Leave);
+                }
+                self.wait(member, "its node was decommissioned, and it has to leave before it comes anew");
+            }
+            NodeState::Up => self.employ(member, node, seen, consensus),
+        }
+    }
+
+    /// Asks a machine to join that has no node yet.
+    fn invite(&mut self, member: &Member) {
+        let Some(asked) = member.asked else { return self.ask(member, Wanted::Join) };
+        let age = between(asked.at, self.now);
+        let report = member.report.clone().unwrap_or_default();
+        match asked.what {
+            Wanted::Leave if !member.has_left() => self.wait(member, "it has to leave before it comes anew"),
+            Wanted::Leave | Wanted::Found => self.ask(member, Wanted::Join),
+            Wanted::Join if age > TICKET_LIFETIME => self.ask(member, Wanted::Join),
+            Wanted::Join if report.generation != asked.generation => {
+                self.wait(member, "it was asked to join, and has not taken the order");
+            }
+            Wanted::Join => match report.error {
+                Some(_) if age > ASK_ANEW => self.ask(member, Wanted::Join),
+                Some(error) => self.wait(member, format!("it cannot join: {error}")),
+                None => self.wait(member, "it was asked to join, and registers"),
+            },
+        }
+    }
+
+    /// Gives a node its roles, and takes what it is not to have.
+    fn employ(&mut self, member: &Member, node: &Node, seen: &Seen, consensus: &mut Option<Step>) {
+        if node.health != Health::Healthy {
+            return self.wait(member, silence(node, member));
+        }
+        match member.part {
+            Part::ControlPlane if node.is_member() => {
+                match seen.etcd.iter().find(|one| one.node.as_ref() == Some(&node.id)) {
+                    Some(etcd) if etcd.learner => self.wait(member, "its member of etcd learns"),
+                    Some(etcd) if !etcd.reachable => self.wait(member, "its member of etcd is not reached"),
+                    Some(_) => {}
+                    None => self.wait(member, "its member of etcd has not started"),
+                }
+            }
+            Part::ControlPlane => {
+                if let Some(why) = no_member_now(seen) {
+                    return self.wait(member, why);
+                }
+                if consensus.is_some() {
+                    return self.wait(member, "members of etcd come and go one at a time");
+                }
+                let give = vec![CONSENSUS_MEMBER.to_owned()];
+                *consensus = Some(Step::Roles { node: node.id.clone(), give, take: Vec::new() });
+            }
+            Part::Worker => {
+                let wanted = &self.cluster.spec.roles;
+                let give: Vec<String> = wanted.difference(&node.roles).cloned().collect();
+                let take: Vec<String> =
+                    node.roles.difference(wanted).filter(|role| *role != CONSENSUS_MEMBER).cloned().collect();
+                if !give.is_empty() || !take.is_empty() {
+                    self.step(Step::Roles { node: node.id.clone(), give, take });
+                }
+            }
+        }
+    }
+
+    /// A machine that leaves: its node goes first, and then the machine.
+    fn drain(&mut self, member: &Member, why: &str, seen: &Seen, consensus: &mut Option<Step>) {
+        let nodes: Vec<&Node> = seen
+            .nodes
+            .iter()
+            .filter(|node| node.machine == Some(member.machine) || Some(node.key) == member.key())
+            .collect();
+        if nodes.is_empty() {
+            return self.see_off(member, why);
+        }
+        for node in nodes {
+            let step = match next_to_nothing(node) {
+                Next::GiveUpVote => match self.may_give_up(node, seen) {
+                    Ok(step) if consensus.is_none() => {
+                        *consensus = Some(step);
+                        continue;
+                    }
+                    Ok(_) => {
+                        self.wait(
+                            member,
+                            format!("it leaves, because {why}; members of etcd go one at a time"),
+                        );
+                        continue;
+                    }
+                    Err(not_yet) => {
+                        self.wait(member, format!("it leaves, because {why}; {not_yet}"));
+                        continue;
+                    }
+                },
+                Next::Step(step) => step,
+            };
+            self.step(step);
+        }
+    }
+
+    /// Nodes of machines that are none of ours any more, or are other nodes by now.
+    fn clean(&mut self, seen: &Seen, consensus: &mut Option<Step>) {
+        let current: BTreeMap<MachineId, &Member> =
+            self.cluster.members.iter().map(|member| (member.machine, member)).collect();
+        for node in &seen.nodes {
+            // Of a node that says no machine nobody here knows anything.
+            let Some(machine) = node.machine else { continue };
+            let stale = match current.get(&machine) {
+                // What a machine has not reported yet it may be about to.
+                Some(member) => {
+                    member.leaving.is_none()
+                        && node.health != Health::Healthy
+                        && member.report.as_ref().is_some_and(|report| report.key != Some(node.key))
+                }
+                None => node.health != Health::Healthy,
+            };
+            if !stale {
+                continue;
+            }
+            match next_to_nothing(node) {
+                Next::Step(step) => self.step(step),
+                Next::GiveUpVote => match self.may_give_up(node, seen) {
+                    Ok(step) if consensus.is_none() => *consensus = Some(step),
+                    Ok(_) => {}
+                    Err(not_yet) => {
+                        let waits =
+                            format!("{}, whose machine is another node by now, is to go; {not_yet}", node.id);
+                        self.plan.waits.push(waits);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Whether a member of etcd may go now; if not, why.
+    fn may_give_up(&self, node: &Node, seen: &Seen) -> Result<Step, String> {
+        let own = seen.etcd.iter().find(|member| member.node.as_ref() == Some(&node.id));
+        let (voters, reached) = seen.votes();
+        let reached_itself = own.is_some_and(|own| own.reachable && !own.learner);
+        let others = reached - usize::from(reached_itself);
+        let after = voters - usize::from(own.is_some_and(|own| !own.learner));
+        if after == 0 || others < majority(after) || reached < majority(voters) {
+            return Err(format!("its vote is needed: {others} of the {after} other members are reached"));
+        }
+        let staying: BTreeSet<[u8; 32]> = self
+            .cluster
+            .members
+            .iter()
+            .filter(|member| member.leaving.is_none() && member.part == Part::ControlPlane)
+            .filter_map(Member::key)
+            .filter(|key| *key != node.key)
+            .collect();
+        let taken_over = seen.etcd.iter().filter(|member| !member.learner && member.reachable);
+        let taken_over = taken_over.filter(|member| {
+            let of = |id: &String| seen.nodes.iter().find(|node| node.id == *id);
+            member.node.as_ref().and_then(of).is_some_and(|node| staying.contains(&node.key))
+        });
+        let wanted = usize::try_from(self.cluster.spec.control_plane).unwrap_or(usize::MAX);
+        // Where it is well, nobody is in a hurry.
+        if reached_itself && taken_over.count() < wanted {
+            return Err("another member has to take its place first".to_owned());
+        }
+        Ok(Step::Roles { node: node.id.clone(), give: Vec::new(), take: vec![CONSENSUS_MEMBER.to_owned()] })
+    }
+}
+
+/// What brings a node nearer to being none.
+enum Next {
+    /// Its member of etcd goes, which has to be asked.
+    GiveUpVote,
+    Step(Step),
+}
+
+fn next_to_nothing(node: &Node) -> Next {
+    if node.is_member() {
+        return Next::GiveUpVote;
+    }
+    let id = || node.id.clone();
+    Next::Step(match node.state {
+        NodeState::Up if !node.roles.is_empty() => {
+            Step::Roles { node: id(), give: Vec::new(), take: node.roles.iter().cloned().collect() }
+        }
+        NodeState::Up => Step::Decommission { node: id() },
+        NodeState::New | NodeState::Standby | NodeState::Decommissioned => Step::Delete { node: id() },
+    })
+}
+
+/// Why no member may come now.
+fn no_member_now(seen: &Seen) -> Option<String> {
+    if seen.etcd.iter().any(|member| member.learner || member.node.is_none()) {
+        return Some("another member of etcd is still learning".to_owned());
+    }
+    let (voters, reached) = seen.votes();
+    // The new one gets its vote when it is reached, and not before.
+    let few = reached < majority(voters) || reached + 1 < majority(voters + 1);
+    few.then(|| {
+        format!("{reached} of {voters} members of etcd are reached, and one more would leave no majority")
+    })
+}
+
+fn silence(node: &Node, member: &Member) -> String {
+    let machine = match member.phase {
+        Phase::Ready | Phase::Installed => "its machine reports".to_owned(),
+        phase => format!("its machine is {phase}"),
+    };
+    match node.health {
+        Health::Silent(silence) => {
+            format!("its curator has not heard it for {} s; {machine}", silence.as_secs())
+        }
+        _ => format!("its curator has not heard it since it listens; {machine}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

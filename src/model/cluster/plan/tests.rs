@@ -1,0 +1,470 @@
+//! What is planned, case by case, and that any cluster gets where it is to be.
+
+use uuid::Uuid;
+
+use super::*;
+use crate::model::cluster::spec::tests::spec;
+use crate::model::cluster::state::{Asked, EtcdMember, Founded, Report};
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
+}
+
+fn machine(number: u8) -> MachineId {
+    MachineId(Uuid::from_u128(u128::from(number)))
+}
+
+fn key(number: u8) -> [u8; 32] {
+    [number; 32]
+}
+
+fn member(number: u8, part: Part) -> Member {
+    Member {
+        machine: machine(number),
+        name: format!("m{number}"),
+        part,
+        chosen_at: at(i64::from(number)),
+        approved: None,
+        leaving: None,
+        asked: None,
+        report: None,
+        phase: Phase::Ready,
+        retiring: false,
+    }
+}
+
+fn asked(what: Wanted, seconds_ago: i64) -> Option<Asked> {
+    Some(Asked { what, generation: 3, at: at(1000 - seconds_ago) })
+}
+
+/// A member that joined and reported its key.
+fn joined(number: u8, part: Part) -> Member {
+    Member {
+        asked: asked(Wanted::Join, 300),
+        report: Some(Report {
+            generation: 3,
+            key: Some(key(number)),
+            ca_certificate: Some(vec![1]),
+            ..Report::default()
+        }),
+        ..member(number, part)
+    }
+}
+
+fn node(number: u8, roles: &[&str]) -> Node {
+    Node {
+        id: format!("node-{number}"),
+        key: key(number),
+        machine: Some(machine(number)),
+        state: NodeState::Up,
+        roles: roles.iter().map(|role| (*role).to_owned()).collect(),
+        health: Health::Healthy,
+    }
+}
+
+fn etcd(number: u8) -> EtcdMember {
+    EtcdMember { node: Some(format!("node-{number}")), learner: false, reachable: true }
+}
+
+/// A cluster of `control_plane` members and one worker, all of which are well.
+fn well(control_plane: u8) -> Cluster {
+    let members: Vec<Member> = (1..=control_plane)
+        .map(|number| joined(number, Part::ControlPlane))
+        .chain([joined(9, Part::Worker)])
+        .collect();
+    let seen = Seen {
+        nodes: (1..=control_plane)
+            .map(|number| node(number, &[CONSENSUS_MEMBER]))
+            .chain([node(9, &[])])
+            .collect(),
+        etcd: (1..=control_plane).map(etcd).collect(),
+    };
+    Cluster {
+        id: Uuid::from_u128(77),
+        spec: spec(u32::from(control_plane), 1),
+        deleting: false,
+        founded: Some(Founded { ca_certificate: vec![1], curators: vec!["10.0.0.1:7835".into()], at: at(0) }),
+        members,
+        view: View::Seen(seen),
+    }
+}
+
+fn seen(cluster: &mut Cluster) -> &mut Seen {
+    match &mut cluster.view {
+        View::Seen(seen) => seen,
+        _ => panic!("not seen"),
+    }
+}
+
+/// What is planned, a line a step, and what is waited for.
+fn told(cluster: &Cluster, candidates: &[u8]) -> String {
+    let candidates: Vec<Candidate> =
+        candidates.iter().map(|number| Candidate { machine: machine(*number), location: None }).collect();
+    let plan = plan(cluster, &candidates, &Places::new(), at(1000));
+    let number = |machine: &MachineId| machine.0.as_u128();
+    let steps = plan.steps.iter().map(|step| match step {
+        Step::Choose { machine, part } => format!("choose {} {part}", number(machine)),
+        Step::Ask { machine, what } => format!("ask {} {what}", number(machine)),
+        Step::Founded { machine } => format!("founded {}", number(machine)),
+        Step::Approve { machine, .. } => format!("approve {}", number(machine)),
+        Step::Roles { node, give, take } => format!("{node} +{} -{}", give.join("+"), take.join("-")),
+        Step::Decommission { node } => format!("decommission {node}"),
+        Step::Delete { node } => format!("delete {node}"),
+        Step::Leaving { machine, why } => format!("leaving {}: {why}", number(machine)),
+        Step::Forget { machine, .. } => format!("forget {}", number(machine)),
+        Step::Remove => "remove".to_owned(),
+    });
+    let waits = plan.waits.iter().map(|wait| format!("waits: {wait}"));
+    let machines = plan.machines.iter().map(|(machine, wait)| format!("{} waits: {wait}", number(machine)));
+    steps.chain(waits).chain(machines).collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn cluster_that_is_well_is_left_alone() {
+    assert_eq!(told(&well(3), &[20]), "");
+    assert_eq!(told(&well(1), &[]), "");
+}
+
+#[test]
+fn founding_is_asked_of_one_machine_and_the_others_wait() {
+    let mut cluster = Cluster { founded: None, view: View::Nobody, members: Vec::new(), ..well(3) };
+    assert_eq!(
+        told(&cluster, &[1, 2, 3, 4, 5]),
+        "choose 1 control-plane; choose 2 control-plane; choose 3 control-plane; choose 4 worker"
+    );
+    assert_eq!(
+        told(&cluster, &[1, 2]),
+        "choose 1 control-plane; choose 2 control-plane; \
+         waits: 1 more of the control-plane is wanted, and no machine is free; \
+         waits: 1 more of the worker is wanted, and no machine is free"
+    );
+    cluster.members =
+        vec![member(1, Part::ControlPlane), member(2, Part::ControlPlane), member(9, Part::Worker)];
+    cluster.spec = spec(1, 1);
+    cluster.members.remove(1);
+    let second = "9 waits: m1 founds the cluster first";
+    assert_eq!(told(&cluster, &[]), format!("ask 1 found; {second}"));
+    cluster.members[0].asked = asked(Wanted::Found, 5);
+    assert_eq!(
+        told(&cluster, &[]),
+        format!("1 waits: it was asked to found the cluster, and has not taken the order; {second}")
+    );
+    cluster.members[0].report = Some(Report { generation: 3, key: Some(key(1)), ..Report::default() });
+    assert_eq!(told(&cluster, &[]), format!("1 waits: it is founding the cluster; {second}"));
+    let report = cluster.members[0].report.as_mut().unwrap();
+    report.error = Some("no etcd".to_owned());
+    assert_eq!(told(&cluster, &[]), format!("1 waits: it cannot found the cluster: no etcd; {second}"));
+    let report = cluster.members[0].report.as_mut().unwrap();
+    (report.error, report.ca_certificate, report.address) =
+        (None, Some(vec![1]), Some("10.0.0.1".to_owned()));
+    assert_eq!(told(&cluster, &[]), format!("founded 1; {second}"));
+}
+
+#[test]
+fn founder_that_is_lost_leaves_before_another_one_founds() {
+    let founder =
+        Member { asked: asked(Wanted::Found, 5), phase: Phase::NeedsHuman, ..member(1, Part::ControlPlane) };
+    let mut cluster =
+        Cluster { founded: None, view: View::Nobody, spec: spec(1, 0), members: vec![founder], ..well(3) };
+    assert!(told(&cluster, &[2]).starts_with("leaving 1: its machine is lost"), "{}", told(&cluster, &[2]));
+    cluster.members[0].leaving = Some("its machine is lost".to_owned());
+    assert_eq!(told(&cluster, &[2]), "choose 2 control-plane; ask 1 leave");
+    cluster.members.push(member(2, Part::ControlPlane));
+    assert_eq!(
+        told(&cluster, &[]),
+        "ask 1 leave; 2 waits: m1, which was to found the cluster, has to leave first"
+    );
+    cluster.members[0].asked = asked(Wanted::Leave, 5);
+    assert_eq!(told(&cluster, &[]), "forget 1; ask 2 found");
+}
+
+#[test]
+fn machine_becomes_a_node_step_by_step() {
+    let report = |generation, number: Option<u8>, error: Option<&str>| {
+        Some(Report {
+            generation,
+            key: number.map(key),
+            error: error.map(str::to_owned),
+            ..Report::default()
+        })
+    };
+    let new = |state| Some(Node { state, ..node(9, &[]) });
+    for (name, what, ago, said, record, expected) in [
+        ("asked nothing", None, 0, None, None, "ask 9 join"),
+        (
+            "just asked",
+            Some(Wanted::Join),
+            5,
+            None,
+            None,
+            "9 waits: it was asked to join, and has not taken the order",
+        ),
+        (
+            "an older order",
+            Some(Wanted::Join),
+            5,
+            report(2, None, None),
+            None,
+            "9 waits: it was asked to join, and has not",
+        ),
+        ("its ticket is over", Some(Wanted::Join), 3700, None, None, "ask 9 join"),
+        (
+            "it begins",
+            Some(Wanted::Join),
+            5,
+            report(3, None, None),
+            None,
+            "9 waits: it was asked to join, and registers",
+        ),
+        (
+            "it registers",
+            Some(Wanted::Join),
+            5,
+            report(3, Some(9), None),
+            None,
+            "9 waits: it was asked to join, and registers",
+        ),
+        (
+            "refused",
+            Some(Wanted::Join),
+            5,
+            report(3, Some(9), Some("no")),
+            None,
+            "9 waits: it cannot join: no",
+        ),
+        ("refused for long", Some(Wanted::Join), 200, report(3, Some(9), Some("no")), None, "ask 9 join"),
+        ("registered", Some(Wanted::Join), 5, report(3, Some(9), None), new(NodeState::New), "approve 9"),
+        (
+            "another key registered",
+            Some(Wanted::Join),
+            5,
+            report(3, Some(8), None),
+            new(NodeState::New),
+            "9 waits: it was asked to join, and registers",
+        ),
+        (
+            "let in",
+            Some(Wanted::Join),
+            5,
+            report(3, Some(9), None),
+            new(NodeState::Standby),
+            "9 waits: it was let in",
+        ),
+        ("up", Some(Wanted::Join), 5, report(3, Some(9), None), new(NodeState::Up), ""),
+        ("was founder and lost its disk", Some(Wanted::Found), 5, report(0, None, None), None, "ask 9 join"),
+        (
+            "is leaving",
+            Some(Wanted::Leave),
+            5,
+            report(2, Some(9), None),
+            None,
+            "9 waits: it has to leave before it comes anew",
+        ),
+        ("has left", Some(Wanted::Leave), 5, report(3, None, None), None, "ask 9 join"),
+        (
+            "gone for ever",
+            Some(Wanted::Join),
+            5,
+            report(3, Some(9), None),
+            new(NodeState::Decommissioned),
+            "ask 9 leave",
+        ),
+    ] {
+        let mut cluster = well(3);
+        let worker = cluster.members.last_mut().unwrap();
+        worker.asked = what.and_then(|what| asked(what, ago));
+        worker.report = said;
+        let nodes = &mut seen(&mut cluster).nodes;
+        nodes.pop();
+        nodes.extend(record);
+        let told = told(&cluster, &[]);
+        assert!(told.starts_with(expected) && told.is_empty() == expected.is_empty(), "{name}: {told}");
+    }
+}
+
+#[test]
+fn nobody_is_let_in_by_us_where_a_person_is_to() {
+    let mut cluster = well(3);
+    cluster.spec.approval = Approval::Manual;
+    seen(&mut cluster).nodes.last_mut().unwrap().state = NodeState::New;
+    assert_eq!(
+        told(&cluster, &[]),
+        "9 waits: a person has to approve its key; run: shepherdctl cluster approve ams m9"
+    );
+    cluster.members[3].approved = Some(key(8));
+    assert!(told(&cluster, &[]).starts_with("9 waits: a person"), "another key than it has was approved");
+    cluster.members[3].approved = Some(key(9));
+    assert_eq!(told(&cluster, &[]), "approve 9");
+}
+
+#[test]
+fn members_of_etcd_come_one_at_a_time() {
+    let mut cluster = well(3);
+    for number in [1, 2] {
+        seen(&mut cluster).nodes[number].roles.clear();
+    }
+    seen(&mut cluster).etcd.truncate(1);
+    assert_eq!(
+        told(&cluster, &[]),
+        "node-2 +consensus-member -; 3 waits: members of etcd come and go one at a time"
+    );
+    seen(&mut cluster).nodes[1] = node(2, &[CONSENSUS_MEMBER]);
+    seen(&mut cluster).etcd.push(EtcdMember { node: None, learner: true, reachable: false });
+    assert_eq!(
+        told(&cluster, &[]),
+        "2 waits: its member of etcd has not started; 3 waits: another member of etcd is still learning"
+    );
+    seen(&mut cluster).etcd[1] = EtcdMember { learner: true, ..etcd(2) };
+    assert_eq!(
+        told(&cluster, &[]),
+        "2 waits: its member of etcd learns; 3 waits: another member of etcd is still learning"
+    );
+    seen(&mut cluster).etcd[1] = EtcdMember { reachable: false, ..etcd(2) };
+    assert_eq!(
+        told(&cluster, &[]),
+        "2 waits: its member of etcd is not reached; \
+         3 waits: 1 of 2 members of etcd are reached, and one more would leave no majority"
+    );
+}
+
+#[test]
+fn workers_have_the_roles_that_are_asked_for() {
+    let mut cluster = well(3);
+    cluster.spec.roles = BTreeSet::from(["web".to_owned(), "dns".to_owned()]);
+    seen(&mut cluster).nodes[3] = node(9, &["old", "web"]);
+    assert_eq!(told(&cluster, &[]), "node-9 +dns -old");
+    seen(&mut cluster).nodes[3].health = Health::Silent(Duration::from_secs(70));
+    assert_eq!(told(&cluster, &[]), "9 waits: its curator has not heard it for 70 s; its machine reports");
+}
+
+#[test]
+fn lost_member_gives_up_its_vote_first_and_is_then_replaced() {
+    let mut cluster = well(3);
+    cluster.members[2].phase = Phase::NeedsHuman;
+    seen(&mut cluster).nodes[2].health = Health::Silent(Duration::from_secs(900));
+    seen(&mut cluster).etcd[2].reachable = false;
+    let first = told(&cluster, &[]);
+    assert!(first.starts_with("leaving 3: its machine is lost"), "{first}");
+    cluster.members[2].leaving = Some("its machine is lost".to_owned());
+    assert_eq!(told(&cluster, &[4]), "choose 4 control-plane; node-3 + -consensus-member");
+    seen(&mut cluster).nodes[2].roles.clear();
+    seen(&mut cluster).etcd.pop();
+    assert_eq!(told(&cluster, &[4]), "choose 4 control-plane; decommission node-3");
+    seen(&mut cluster).nodes[2].state = NodeState::Decommissioned;
+    assert_eq!(told(&cluster, &[4]), "choose 4 control-plane; delete node-3");
+    seen(&mut cluster).nodes.remove(2);
+    assert_eq!(told(&cluster, &[4]), "choose 4 control-plane; ask 3 leave");
+    cluster.members[2].asked = asked(Wanted::Leave, 5);
+    assert_eq!(told(&cluster, &[4]), "choose 4 control-plane; forget 3");
+}
+
+#[test]
+fn node_that_its_curator_hears_is_not_replaced_for_what_we_do_not_hear() {
+    for phase in [Phase::Silent, Phase::Recovering, Phase::NeedsHuman, Phase::Quarantined] {
+        let mut cluster = well(3);
+        cluster.members[2].phase = phase;
+        assert_eq!(told(&cluster, &[4]), "", "{phase}");
+    }
+}
+
+#[test]
+fn member_that_is_well_keeps_its_vote_until_another_has_taken_its_place() {
+    let mut cluster = well(3);
+    cluster.members[0].retiring = true;
+    assert_eq!(told(&cluster, &[]), "leaving 1: it is being retired");
+    cluster.members[0].leaving = Some("it is being retired".to_owned());
+    let wait = "it leaves, because it is being retired; another member has to take its place first";
+    assert_eq!(told(&cluster, &[4]), format!("choose 4 control-plane; 1 waits: {wait}"));
+    cluster.members.push(joined(4, Part::ControlPlane));
+    seen(&mut cluster).nodes.push(node(4, &[]));
+    assert_eq!(told(&cluster, &[]), format!("node-4 +consensus-member -; 1 waits: {wait}"));
+    seen(&mut cluster).nodes[4] = node(4, &[CONSENSUS_MEMBER]);
+    seen(&mut cluster).etcd.push(etcd(4));
+    assert_eq!(told(&cluster, &[]), "node-1 + -consensus-member");
+}
+
+#[test]
+fn vote_that_is_needed_is_not_given_up() {
+    let mut cluster = well(3);
+    cluster.members[2].leaving = Some("its machine is lost".to_owned());
+    seen(&mut cluster).nodes[2].health = Health::Silent(Duration::from_secs(900));
+    for number in [1, 2] {
+        seen(&mut cluster).etcd[number].reachable = false;
+    }
+    let told = told(&cluster, &[]);
+    assert!(told.contains("its vote is needed: 1 of the 2 other members are reached"), "{told}");
+    assert!(!told.contains("-consensus-member"), "{told}");
+}
+
+#[test]
+fn only_member_is_never_taken() {
+    let mut cluster = well(1);
+    cluster.members[0].leaving = Some("it is being retired".to_owned());
+    let told = told(&cluster, &[]);
+    assert!(told.contains("its vote is needed: 0 of the 0"), "{told}");
+}
+
+#[test]
+fn machine_that_lost_its_disk_comes_anew_and_its_old_node_goes() {
+    let mut cluster = well(3);
+    cluster.members[1].report = Some(Report::default());
+    // What was asked last is handed out again, but its ticket is used up.
+    cluster.members[1].asked = asked(Wanted::Join, 3700);
+    seen(&mut cluster).nodes[1].health = Health::Silent(Duration::from_secs(60));
+    seen(&mut cluster).etcd[1].reachable = false;
+    assert_eq!(told(&cluster, &[]), "ask 2 join; node-2 + -consensus-member");
+    cluster.members[1].report = joined(12, Part::ControlPlane).report;
+    cluster.members[1].asked = asked(Wanted::Join, 5);
+    seen(&mut cluster).nodes[1].roles.clear();
+    seen(&mut cluster).etcd.remove(1);
+    seen(&mut cluster).nodes.push(Node { machine: Some(machine(2)), ..node(12, &[]) });
+    assert_eq!(told(&cluster, &[]), "decommission node-2; node-12 +consensus-member -");
+}
+
+#[test]
+fn node_that_is_heard_is_no_old_node_whatever_its_machine_said() {
+    let mut cluster = well(3);
+    cluster.members[1].report = Some(Report { generation: 3, key: Some(key(12)), ..Report::default() });
+    let told = told(&cluster, &[]);
+    assert!(!told.contains("node-2"), "{told}");
+}
+
+#[test]
+fn what_is_too_many_goes_and_the_control_plane_one_by_one() {
+    let mut cluster = well(5);
+    cluster.spec = spec(3, 0);
+    assert_eq!(
+        told(&cluster, &[]),
+        "leaving 5: the cluster is to have 3 of the control-plane; \
+         leaving 9: the cluster is to have 0 of the worker"
+    );
+    cluster.members[4].leaving = Some("too many".to_owned());
+    cluster.members[5].leaving = Some("too many".to_owned());
+    assert_eq!(told(&cluster, &[]), "decommission node-9; node-5 + -consensus-member");
+}
+
+#[test]
+fn cluster_ends_when_its_machines_have_left() {
+    let mut cluster = Cluster { deleting: true, view: View::Nobody, ..well(1) };
+    assert_eq!(told(&cluster, &[]), "ask 1 leave; ask 9 leave");
+    cluster.members[0].asked = asked(Wanted::Leave, 5);
+    cluster.members[0].report = Some(Report { generation: 3, ..Report::default() });
+    cluster.members[1].asked = asked(Wanted::Leave, 5);
+    cluster.members[1].report = Some(Report { generation: 2, ..Report::default() });
+    assert_eq!(told(&cluster, &[]), "forget 1; 9 waits: it was asked to leave, and has not said that it has");
+    cluster.members[1].phase = Phase::NeedsHuman;
+    assert_eq!(told(&cluster, &[]), "forget 1; forget 9");
+    cluster.members = vec![member(9, Part::Worker)];
+    assert_eq!(told(&cluster, &[]), "forget 9", "it was never asked anything");
+    cluster.members.clear();
+    assert_eq!(told(&cluster, &[]), "remove");
+}
+
+#[test]
+fn curators_that_say_nothing_are_waited_for_and_nothing_is_done() {
+    let mut cluster = well(3);
+    cluster.members[0].phase = Phase::NeedsHuman;
+    cluster.members[1].retiring = true;
+    cluster.view = View::Away("no route".to_owned());
+    assert_eq!(told(&cluster, &[]), "waits: none of its curators answers: no route");
+}

@@ -1,0 +1,109 @@
+//! A cluster as people see it: the same from the database and through the API.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::time::Timestamp;
+
+/// How far a cluster has come.
+#[must_use]
+pub fn stage(deleting: bool, founded: bool, machines: usize, settled: bool) -> &'static str {
+    match (deleting, founded, settled) {
+        (true, ..) => "ending",
+        (false, false, _) if machines == 0 => "waiting for machines",
+        (false, false, _) => "founding",
+        (false, true, false) => "changing",
+        (false, true, true) => "settled",
+    }
+}
+
+/// A cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClusterView {
+    /// Its name.
+    pub name: String,
+    /// UUID.
+    pub id: String,
+    /// `waiting for machines`, `founding`, `changing`, `settled` or `ending`.
+    pub stage: String,
+    /// Members of etcd that are wanted.
+    pub control_plane: u32,
+    /// Other nodes that are wanted.
+    pub workers: u32,
+    /// Which machines may be chosen.
+    pub select: String,
+    /// Roles of every worker.
+    pub roles: Vec<String>,
+    /// `automatic` or `manual`.
+    pub approval: String,
+    /// When it was asked for, and by whom.
+    pub created_at: Timestamp,
+    /// By whom.
+    pub created_by: String,
+    /// Who said that it is to end.
+    pub deleting_by: Option<String>,
+    /// Where its curators are.
+    pub curators: Vec<String>,
+    /// When its curators last answered.
+    pub seen_at: Option<Timestamp>,
+    /// Members of etcd that vote, and those that were reached.
+    pub voters: Option<u32>,
+    /// How many of them were reached.
+    pub voters_reached: Option<u32>,
+    /// What it waits for as a whole.
+    pub waits: Vec<String>,
+    /// Its machines, in the order in which they were chosen.
+    pub machines: Vec<ClusterMachineView>,
+}
+
+/// A machine of a cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClusterMachineView {
+    /// UUID.
+    pub machine: String,
+    /// Its provider's name for it.
+    pub name: String,
+    /// `control-plane` or `worker`.
+    pub part: String,
+    /// Where it stands.
+    pub location: Option<String>,
+    /// Where it is in its life as a machine.
+    pub phase: String,
+    /// Its node, once it is one.
+    pub node: Option<String>,
+    /// `new`, `standby`, `up` or `decommissioned`, as the curator said.
+    pub state: Option<String>,
+    /// `healthy`, `silent` or `unknown`, as the curator said.
+    pub health: Option<String>,
+    /// Its roles.
+    pub roles: Vec<String>,
+    /// Why it leaves, if it does.
+    pub leaving: Option<String>,
+    /// What it waits for.
+    pub waits: Option<String>,
+}
+
+impl ClusterView {
+    /// How many of its machines are nodes that are heard.
+    #[must_use]
+    pub fn healthy(&self) -> usize {
+        self.machines.iter().filter(|machine| machine.health.as_deref() == Some("healthy")).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stage_tells_the_most_important() {
+        for (deleting, founded, machines, settled, expected) in [
+            (true, true, 3, true, "ending"),
+            (false, false, 0, false, "waiting for machines"),
+            (false, false, 3, false, "founding"),
+            (false, true, 3, false, "changing"),
+            (false, true, 3, true, "settled"),
+        ] {
+            assert_eq!(stage(deleting, founded, machines, settled), expected);
+        }
+    }
+}
