@@ -12,9 +12,13 @@ LEFT JOIN machine_hardware_report w ON w.machine_id = n.machine_id AND w.incarna
 LEFT JOIN machine_os_installation_report r ON r.machine_id = n.machine_id
 LEFT JOIN machine_os_installation_request q
        ON q.machine_id = n.machine_id AND q.generation IS DISTINCT FROM r.generation
+LEFT JOIN machine_cluster_report c ON c.machine_id = n.machine_id
+LEFT JOIN cluster_order o
+       ON o.machine_id = n.machine_id AND o.sealed IS NOT NULL AND o.generation IS DISTINCT FROM c.generation
 WHERE h.machine_id = n.machine_id AND h.boot_id = n.boot_id AND h.sequence < n.sequence
   AND d.phase_index NOT IN ('AgentStarting', 'Silent', 'Recovering', 'NeedsHuman', 'Retired')
 RETURNING h.machine_id AS "machine_id!", a.public_key AS "public_key!", w.machine_id IS NULL AS "wants_report!",
           GREATEST(d.fence, a.fence) AS "known_fence!",
           q.generation AS "generation?", q.artefact_url AS "artefact_url?",
-          q.artefact_sha256 AS "artefact_sha256?"
+          q.artefact_sha256 AS "artefact_sha256?",
+          o.generation AS "cluster_generation?", o.sealed AS "cluster_order?"

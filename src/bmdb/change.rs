@@ -12,6 +12,7 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::power_order::{self, PowerChange};
 use crate::bmdb::retirement::{self, RetirementChange};
 use crate::model::backoff::BackoffFact;
+use crate::model::cluster::state::Report;
 use crate::model::facts::{Hold, Postponement, Recovery};
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
@@ -123,6 +124,8 @@ pub enum FactChange {
         /// Why it failed; `None` when it did not.
         error: Option<String>,
     },
+    /// Its agent told where it stands with its cluster.
+    ClusterReport(Report),
 }
 
 /// What a provider says of a machine.
@@ -386,6 +389,19 @@ pub(crate) async fn apply(
                 report.serial_number.as_deref(),
                 report.memory_bytes,
                 report.cpu_threads,
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::ClusterReport(report) => {
+            sqlx::query_file!(
+                "sql/cluster/report.sql",
+                id,
+                report.generation,
+                report.key.as_ref().map(<[u8; 32]>::as_slice),
+                report.ca_certificate.as_deref(),
+                report.address.as_deref(),
+                report.error.as_deref()
             )
             .execute(tx)
             .await

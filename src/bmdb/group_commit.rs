@@ -47,7 +47,7 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::heartbeat::{Heartbeat, Outcome, PendingInstallation, Plain, Wants};
+use crate::bmdb::heartbeat::{Heartbeat, Outcome, PendingClusterOrder, PendingInstallation, Plain, Wants};
 use crate::bmdb::metrics::Metrics;
 use crate::model::ids::{MachineId, ProcessId};
 
@@ -450,11 +450,12 @@ async fn store_plain(
         .filter_map(|row| {
             let installation =
                 PendingInstallation::from_columns(row.generation, row.artefact_url, row.artefact_sha256);
+            let cluster = PendingClusterOrder::from_columns(row.cluster_generation, row.cluster_order);
             let key = row.public_key.try_into().ok()?;
             Some((
                 (MachineId(row.machine_id), key),
                 Plain {
-                    wants: Wants { hardware_report: row.wants_report, installation },
+                    wants: Wants { hardware_report: row.wants_report, installation, cluster },
                     known_fence: row.known_fence,
                 },
             ))

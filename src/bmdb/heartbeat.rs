@@ -43,6 +43,7 @@ use crate::bmdb::facts::read;
 use crate::bmdb::newer_fence::newer_fence;
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::{lock, reschedule, tell};
+use crate::model::cluster::state::Report;
 use crate::model::facts::MachineFacts;
 use crate::model::ids::MachineId;
 use crate::model::needs_human::{Healing, healing};
@@ -64,6 +65,8 @@ pub struct Heartbeat {
     pub hardware: Option<NewHardwareReport>,
     /// What became of an installation, if it says.
     pub installation: Option<InstallationOutcome>,
+    /// Where its machine stands with its cluster, if it says.
+    pub cluster: Option<Report>,
     /// The highest fence of the access lane that its machine has seen; 0 when it does not say.
     pub access_fence: i64,
 }
@@ -72,13 +75,13 @@ impl Heartbeat {
     /// Whether it carries something that must be durable before the answer.
     #[must_use]
     pub const fn has_report(&self) -> bool {
-        self.hardware.is_some() || self.installation.is_some()
+        self.hardware.is_some() || self.installation.is_some() || self.cluster.is_some()
     }
 
     /// The same, saying only that the agent lives.
     #[must_use]
     pub fn without_report(&self) -> Self {
-        Self { hardware: None, installation: None, ..self.clone() }
+        Self { hardware: None, installation: None, cluster: None, ..self.clone() }
     }
 }
 
@@ -113,6 +116,8 @@ pub struct Wants {
     pub hardware_report: bool,
     /// Install this.
     pub installation: Option<PendingInstallation>,
+    /// Do this about a cluster.
+    pub cluster: Option<PendingClusterOrder>,
 }
 
 /// What a plain heartbeat that was stored is answered with.
@@ -135,6 +140,27 @@ pub struct PendingInstallation {
     pub artefact_sha256: Vec<u8>,
 }
 
+/// An order about a cluster that was given and not reported on.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PendingClusterOrder {
+    /// Which of the machine's orders.
+    pub generation: i64,
+    /// It, sealed.
+    pub sealed: Vec<u8>,
+}
+
+impl std::fmt::Debug for PendingClusterOrder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PendingClusterOrder").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl PendingClusterOrder {
+    pub(crate) fn from_columns(generation: Option<i64>, sealed: Option<Vec<u8>>) -> Option<Self> {
+        Some(Self { generation: generation?, sealed: sealed? })
+    }
+}
+
 impl PendingInstallation {
     pub(crate) fn from_columns(
         generation: Option<i64>,
@@ -152,6 +178,19 @@ pub(crate) struct Known {
     pub(crate) previous_boot_id: Option<String>,
     /// The agent process whose hardware report is stored.
     pub(crate) report_incarnation: Option<String>,
+    /// Where the machine stood with its cluster, as it said last.
+    pub(crate) cluster: Option<Report>,
+}
+
+impl Known {
+    /// Whether this is another standing than the stored one. A machine that never had to do with clusters says so
+    /// with each report, and that is nothing to keep.
+    fn is_news(&self, said: &Report) -> bool {
+        match &self.cluster {
+            Some(known) => known != said,
+            None => *said != Report::default(),
+        }
+    }
 }
 
 /// What a heartbeat is.
@@ -227,7 +266,8 @@ fn reports_are_stored(facts: &MachineFacts, known: &Known, heartbeat: &Heartbeat
         .is_none_or(|report| known.report_incarnation.as_ref() == Some(&report.incarnation));
     let installation =
         heartbeat.installation.as_ref().is_none_or(|outcome| !installation_is_news(facts, outcome));
-    hardware && installation
+    let cluster = heartbeat.cluster.as_ref().is_none_or(|said| !known.is_news(said));
+    hardware && installation && cluster
 }
 
 /// Whether an outcome answers what is asked for, for the first time. One of an older request is late,
@@ -239,7 +279,7 @@ fn installation_is_news(facts: &MachineFacts, outcome: &InstallationOutcome) -> 
 }
 
 /// The changes that an accepted heartbeat makes.
-fn changes_of(facts: &MachineFacts, heartbeat: &Heartbeat) -> Vec<FactChange> {
+fn changes_of(facts: &MachineFacts, known: &Known, heartbeat: &Heartbeat) -> Vec<FactChange> {
     let mut changes = vec![FactChange::Heartbeat(heartbeat.beat.clone())];
     changes.extend(heartbeat.hardware.clone().map(FactChange::HardwareReport));
     let news = heartbeat.installation.as_ref().filter(|outcome| installation_is_news(facts, outcome));
@@ -247,6 +287,8 @@ fn changes_of(facts: &MachineFacts, heartbeat: &Heartbeat) -> Vec<FactChange> {
         generation: outcome.generation,
         error: outcome.error.clone(),
     }));
+    let standing = heartbeat.cluster.clone().filter(|said| known.is_news(said));
+    changes.extend(standing.map(FactChange::ClusterReport));
     changes
 }
 
@@ -337,14 +379,26 @@ async fn store(
         .doing("reading what a heartbeat is judged by")?;
     let policy = policy_of_version(bmdb, tx, snapshot.policy_version).await?;
     let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
-    let known = Known { previous_boot_id: row.previous_boot_id, report_incarnation: row.report_incarnation };
     let pending = PendingInstallation::from_columns(row.generation, row.artefact_url, row.artefact_sha256);
+    let asked = PendingClusterOrder::from_columns(row.cluster_generation, row.cluster_order);
+    let known = Known {
+        previous_boot_id: row.previous_boot_id,
+        report_incarnation: row.report_incarnation,
+        cluster: row.reported_generation.map(|generation| Report {
+            generation,
+            key: row.reported_key.and_then(|key| key.try_into().ok()),
+            ca_certificate: row.reported_ca,
+            address: row.reported_address,
+            error: row.reported_error,
+        }),
+    };
     let event = match judge(&snapshot.facts, phase, &known, heartbeat) {
         Verdict::Unauthenticated => return Ok((Outcome::Unauthenticated, false)),
         Verdict::Retired => return Ok((Outcome::Retired, false)),
         Verdict::Stale => return Ok((Outcome::Stale, false)),
         Verdict::Repeated => {
-            return Ok((Outcome::Repeated(wants(&snapshot.facts, &known, heartbeat, pending)), false));
+            let wants = wants(&snapshot.facts, &known, heartbeat, pending, asked);
+            return Ok((Outcome::Repeated(wants), false));
         }
         Verdict::Accepted { event } => event,
     };
@@ -353,7 +407,7 @@ async fn store(
     let newer =
         Some(heartbeat.access_fence) > given && newer_fence(tx, machine, heartbeat.access_fence).await?;
     let (healed, healing_event) = heal(&snapshot.facts, &policy, snapshot.now);
-    for change in changes_of(&snapshot.facts, heartbeat).iter().chain(&healed) {
+    for change in changes_of(&snapshot.facts, &known, heartbeat).iter().chain(&healed) {
         apply(tx, machine, change).await?;
     }
     let after = reschedule(bmdb, tx, machine, &rows).await?;
@@ -367,7 +421,7 @@ async fn store(
         let detail = format!("of request {}, which is not the present one", outcome.generation);
         tell(tx, machine, "LateInstallationReport", &detail).await?;
     }
-    Ok((Outcome::Stored(wants(&after.snapshot.facts, &known, heartbeat, pending)), newer))
+    Ok((Outcome::Stored(wants(&after.snapshot.facts, &known, heartbeat, pending, asked)), newer))
 }
 
 fn wants(
@@ -375,12 +429,16 @@ fn wants(
     known: &Known,
     heartbeat: &Heartbeat,
     asked: Option<PendingInstallation>,
+    about_cluster: Option<PendingClusterOrder>,
 ) -> Wants {
     let reported = facts.installation_report.map(|report| report.generation);
+    let standing = heartbeat.cluster.as_ref().or(known.cluster.as_ref());
     Wants {
         hardware_report: heartbeat.hardware.is_none()
             && known.report_incarnation.as_ref() != Some(&heartbeat.beat.incarnation),
         installation: asked.filter(|asked| reported != Some(asked.generation)),
+        cluster: about_cluster
+            .filter(|asked| standing.is_none_or(|standing| standing.generation != asked.generation)),
     }
 }
 
@@ -414,6 +472,7 @@ mod tests {
             },
             hardware: None,
             installation: None,
+            cluster: None,
             access_fence: 1,
         }
     }
@@ -462,7 +521,7 @@ mod tests {
             ("on its way out", &facts, Phase::Retiring, "b", 11, "plain"),
             ("another key, same number", &other_key, ready, "b", 10, "unauthenticated"),
         ] {
-            let known = Known { previous_boot_id: Some("a".to_owned()), report_incarnation: None };
+            let known = Known { previous_boot_id: Some("a".to_owned()), ..Known::default() };
             let verdict = judge(facts, phase, &known, &beat(machine, boot, sequence));
             assert_eq!(event_of(&verdict), expected, "{name}");
         }
@@ -470,7 +529,7 @@ mod tests {
 
     #[test]
     fn boot_in_which_the_agent_was_enrolled_since_is_no_boot_before() {
-        let known = Known { previous_boot_id: Some("a".to_owned()), report_incarnation: None };
+        let known = Known { previous_boot_id: Some("a".to_owned()), ..Known::default() };
         for (name, enrolled, boot, expected) in [
             ("enrolled in it since", 60, Some("a"), "Booted"),
             ("enrolled in it before the last report", -60, Some("a"), "stale"),
@@ -515,7 +574,7 @@ mod tests {
                 stored.map(|generation| InstallationReport { generation, succeeded: false });
             let mut beat = beat(facts.machine, "b", 11);
             beat.installation = Some(outcome(generation));
-            changes_of(&facts, &beat).len() == 2
+            changes_of(&facts, &Known::default(), &beat).len() == 2
         };
         for (stored, generation, written) in [
             (None, 2, true),

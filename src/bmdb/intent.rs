@@ -19,6 +19,7 @@ use crate::bmdb::newer_fence::newer_fence_of;
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::reschedule;
 use crate::bmdb::work::{Work, lock_leased};
+use crate::model::cluster::disturb::InCluster;
 use crate::model::disturb::{Circumstances, Refusal, may_disturb};
 use crate::model::facts::Recovery;
 use crate::model::ids::{IntentId, MachineId};
@@ -145,7 +146,35 @@ pub(crate) async fn count_budget(
         oldest_in_window: used.oldest,
         brake,
         newer_fence: newer_fence_of(tx, machine).await?,
+        cluster: cluster_of(tx, machine).await?,
     })
+}
+
+/// What the cluster of a machine goes through, if it is a part of one. Its row is locked: of two machines of a cluster
+/// that are silent at once, the second is asked about when the first is recorded.
+async fn cluster_of(tx: &mut PgConnection, machine: MachineId) -> Result<Option<InCluster>, BmdbError> {
+    let what = "asking what a machine's cluster goes through";
+    let locked = sqlx::query_file!("sql/cluster/of_machine.sql", machine.0)
+        .fetch_optional(&mut *tx)
+        .await
+        .doing(what)?;
+    let Some(cluster) = locked else { return Ok(None) };
+    let row = sqlx::query_file!("sql/cluster/circumstances.sql", machine.0)
+        .fetch_optional(&mut *tx)
+        .await
+        .doing(what)?;
+    let Some(row) = row else { return Ok(None) };
+    let count = |count: i64| usize::try_from(count).unwrap_or(0);
+    Ok(Some(InCluster {
+        name: cluster.name,
+        founded: row.founded,
+        leaving: row.deleting || row.leaving.is_some(),
+        health: row.health,
+        voter: row.voter.unwrap_or(false),
+        votes: row.voters.zip(row.voters_reached).map(|(voters, reached)| (count(voters), count(reached))),
+        seen_at: row.seen_at,
+        disturbed: row.disturbed,
+    }))
 }
 
 /// A creation that was begun and whose outcome nobody wrote down.

@@ -27,9 +27,10 @@ use crate::model::phase::Phase;
 use crate::model::process::Process;
 
 /// Components that start sessions: the loops, and what is none of them.
-const COMPONENTS: [&str; 9] = [
+const COMPONENTS: [&str; 10] = [
     "api",
     "callback",
+    "cluster",
     "initializer",
     "provisioner",
     "recoverer",

@@ -16,6 +16,8 @@
 //! * An **intent** ([`intent`]) records an outward action before it is taken.
 //! * An **order** of an operator ([`action`], [`audit`]) is carried out once and written down in the same
 //!   transaction; whose it is, a [`credential`] says.
+//! * A **cluster** of machines is asked for and read in [`cluster`]; what becomes of it is written under its lease
+//!   (`cluster_work`).
 //! * What is counted stands in one book ([`metric_book`], [`metrics`]); the fleet is counted once a minute
 //!   ([`sample`]).
 //! * What is old is deleted by [`retention`], which lists every table with its bound; [`storage`] looks at
@@ -38,6 +40,9 @@ pub mod audit;
 pub mod budget;
 pub mod change;
 pub mod claim;
+pub mod cluster;
+#[cfg(feature = "shepherd")]
+pub mod cluster_work;
 pub mod connection;
 pub mod credential;
 pub mod each;

@@ -55,12 +55,14 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 37] = [
+pub const TABLES: [&str; 41] = [
     "access_credential",
     "approval",
     "audit",
     "bmdb_identity",
     "brake",
+    "cluster",
+    "cluster_order",
     "fleet_listening",
     "fleet_sample",
     "history",
@@ -69,6 +71,8 @@ pub const TABLES: [&str; 37] = [
     "machine",
     "machine_agent_heartbeat",
     "machine_agent_started",
+    "machine_cluster",
+    "machine_cluster_report",
     "machine_due",
     "machine_hardware_report",
     "machine_hold",

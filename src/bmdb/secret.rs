@@ -160,12 +160,14 @@ impl SecretsKey {
         sealed.map(|sealed| self.unseal(name, &sealed)).transpose()
     }
 
-    fn seal(&self, name: &str, secret: &SecretSlice<u8>) -> Result<Vec<u8>, SecretError> {
+    /// Seals something that is kept elsewhere; `name` says what, to people.
+    pub fn seal(&self, name: &str, secret: &SecretSlice<u8>) -> Result<Vec<u8>, SecretError> {
         age::encrypt(&self.identity.to_public(), secret.expose_secret())
             .map_err(|error| SecretError::Seal { name: name.to_owned(), reason: error.to_string() })
     }
 
-    fn unseal(&self, name: &str, sealed: &[u8]) -> Result<SecretSlice<u8>, SecretError> {
+    /// Opens what [`SecretsKey::seal`] sealed.
+    pub fn unseal(&self, name: &str, sealed: &[u8]) -> Result<SecretSlice<u8>, SecretError> {
         match age::decrypt(&self.identity, sealed) {
             Ok(plain) => Ok(SecretSlice::from(plain)),
             Err(age::DecryptError::NoMatchingKeys) => {

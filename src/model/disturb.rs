@@ -6,6 +6,7 @@
 //! when a brake suspects ourselves, or when as many machines as may be were
 //! disturbed already. A no always says why and when to ask again.
 
+use crate::model::cluster::disturb::{InCluster, objection};
 use crate::model::facts::{HoldScope, MachineFacts};
 use crate::model::newer_fence::NewerFence;
 use crate::model::policy::{Budget, Disturbance, Policy};
@@ -24,6 +25,8 @@ pub struct Circumstances {
     pub brake: Option<String>,
     /// Proof that the machine has seen a fence which this BMDB never gave.
     pub newer_fence: Option<NewerFence>,
+    /// The cluster that the machine is a part of, if it is of one.
+    pub cluster: Option<InCluster>,
 }
 
 /// A no.
@@ -37,6 +40,8 @@ pub struct Refusal {
 
 /// How long a brake is believed before it is asked again.
 const BRAKE_PAUSE: Span = Span::seconds(15);
+/// How long a machine is given to leave its cluster before it is looked at again.
+const CLUSTER_PAUSE: Span = Span::seconds(15);
 /// How long a provider's list is disbelieved before it is asked again; lists are compared as often.
 const LIST_PAUSE: Span = Span::minutes(1);
 /// How long a stop without an end is believed before it is asked again.
@@ -79,6 +84,11 @@ pub fn may_disturb(
     {
         return refuse("it reported a moment ago".into(), now);
     }
+    if let Some((reason, ask_again)) =
+        circumstances.cluster.as_ref().and_then(|cluster| objection(cluster, now))
+    {
+        return refuse(reason, ask_again);
+    }
     // A ladder under way goes on: its machine is known to be in trouble, and stopping half-way up
     // would leave it without an agent.
     if facts.recovery.as_ref().is_none_or(|recovery| recovery.acted.is_none())
@@ -101,6 +111,10 @@ pub fn may_release(
 ) -> Result<(), Refusal> {
     let refuse = |reason: String, ask_again| Err(Refusal { reason, ask_again });
     let later = after(now, STOP_PAUSE.0);
+    if let Some(cluster) = &circumstances.cluster {
+        let reason = format!("it is a part of cluster {}, which it leaves first", cluster.name);
+        return refuse(reason, after(now, CLUSTER_PAUSE.0));
+    }
     let step = facts.retirement.as_ref().map(|retirement| next(retirement, policy).step);
     let Some(step @ (Step::Release | Step::ReleaseAgain(_))) = step else {
         return refuse("it is not to be given back".into(), later);

@@ -24,6 +24,7 @@ use tonic::transport::Server;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::group_commit::{GroupCommit, Heartbeats};
 use crate::bmdb::metrics::Metrics;
+use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::{Session, Sessions};
 use crate::model::time::Rate;
 use crate::proto::agent::v1::agent_callback_server::AgentCallbackServer;
@@ -58,6 +59,8 @@ pub struct CallbackSettings {
     pub endpoints: Vec<String>,
     /// Its certificate.
     pub certificate: CertificateSource,
+    /// What opens orders that hold secrets; without it no machine is told of any.
+    pub secrets: Option<Arc<SecretsKey>>,
     /// When it is looked at again.
     pub renewal: RenewalClock,
     /// How often one agent may call.
@@ -131,6 +134,7 @@ pub async fn serve_agents(
         endpoints: endpoints_alive,
         authorities: authorities.clone(),
         rates: rates.clone(),
+        secrets: settings.secrets,
         metrics: metrics.clone(),
     };
     let (accepted, connections) = mpsc::channel(256);

@@ -14,17 +14,21 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use prost::Message as _;
+use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::group_commit::{HeartbeatError, Heartbeats};
-use crate::bmdb::heartbeat::{Outcome, Wants};
+use crate::bmdb::heartbeat::{Outcome, PendingClusterOrder, Wants};
 use crate::bmdb::metrics::{ByResult, Metrics};
+use crate::bmdb::secret::SecretsKey;
+use crate::model::ids::MachineId;
 use crate::model::time::{Rate, unix_milliseconds};
 use crate::proto::agent::v1::agent_callback_server::AgentCallback;
-use crate::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse, InstallationRequest};
+use crate::proto::agent::v1::{ClusterOrder, HeartbeatRequest, HeartbeatResponse, InstallationRequest};
 use crate::server::accept::AgentPeer;
 use crate::server::certificate::Authorities;
 use crate::server::heartbeat_form::read_heartbeat;
@@ -97,6 +101,8 @@ pub struct CallbackService {
     pub authorities: Authorities,
     /// Limits.
     pub rates: Arc<CallRates>,
+    /// What opens orders that hold secrets.
+    pub secrets: Option<Arc<SecretsKey>>,
     /// Counters.
     pub metrics: Metrics,
 }
@@ -143,8 +149,8 @@ impl CallbackService {
             Ok(Err(_)) | Err(_) => peer.proof.excused(),
         }
         match stored {
-            Ok(Ok(Outcome::Stored(wants))) => (Ok(self.response(wants)), "stored"),
-            Ok(Ok(Outcome::Repeated(wants))) => (Ok(self.response(wants)), "repeated"),
+            Ok(Ok(Outcome::Stored(wants))) => (Ok(self.response(machine, wants)), "stored"),
+            Ok(Ok(Outcome::Repeated(wants))) => (Ok(self.response(machine, wants)), "repeated"),
             Ok(Ok(Outcome::Stale)) => {
                 let said = "a heartbeat newer than this one is already stored";
                 (Err(Status::failed_precondition(said)), "stale")
@@ -177,7 +183,29 @@ impl CallbackService {
         }
     }
 
-    fn response(&self, wants: Wants) -> HeartbeatResponse {
+    /// Opens an order about a cluster. One that cannot be opened is left for a shepherd that can: this one still
+    /// answers the heartbeat.
+    fn opened(&self, machine: MachineId, asked: &PendingClusterOrder) -> Option<ClusterOrder> {
+        let Some(secrets) = &self.secrets else {
+            tracing::warn!(%machine, "an order about a cluster cannot be handed on: this shepherd has no secrets key");
+            return None;
+        };
+        let opened = secrets
+            .unseal("an order about a cluster", &asked.sealed)
+            .map_err(|error| error.to_string())
+            .and_then(|plain| {
+                ClusterOrder::decode(plain.expose_secret()).map_err(|error| format!("it is damaged: {error}"))
+            });
+        match opened {
+            Ok(order) => Some(ClusterOrder { generation: asked.generation, ..order }),
+            Err(error) => {
+                tracing::error!(%machine, error, "an order about a cluster cannot be handed on");
+                None
+            }
+        }
+    }
+
+    fn response(&self, machine: MachineId, wants: Wants) -> HeartbeatResponse {
         let interval = self.bmdb.policy().1.heartbeat_interval.0.as_secs();
         HeartbeatResponse {
             installation_request: wants.installation.map(|asked| InstallationRequest {
@@ -190,6 +218,7 @@ impl CallbackService {
             heartbeat_interval_seconds: u32::try_from(interval).unwrap_or(u32::MAX),
             wants_hardware_report: wants.hardware_report,
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
+            cluster_order: wants.cluster.and_then(|asked| self.opened(machine, &asked)),
         }
     }
 }

@@ -5,9 +5,10 @@ use uuid::Uuid;
 
 use crate::bmdb::change::NewHeartbeat;
 use crate::bmdb::heartbeat::{Heartbeat, InstallationOutcome};
+use crate::model::cluster::state::Report;
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1::installation_report::Result as Installed;
-use crate::proto::agent::v1::{HeartbeatRequest, InstallationReport};
+use crate::proto::agent::v1::{ClusterReport, HeartbeatRequest, InstallationReport};
 use crate::server::hardware_summary::summarise;
 
 /// Largest hardware report, encoded. One of a server with a thousand disks has some 100 KiB.
@@ -17,6 +18,7 @@ pub const MESSAGE_LIMIT: usize = 2 << 20;
 
 const VERSION_LIMIT: usize = 100;
 const ERROR_LIMIT: usize = 4000;
+const CERTIFICATE_LIMIT: usize = 8 << 10;
 
 /// Which field is malformed, and how.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +59,9 @@ pub fn read_heartbeat(request: HeartbeatRequest, public_key: [u8; 32]) -> Result
         sequence,
         version: request.agent_version,
     };
-    Ok(Heartbeat { machine, public_key, beat, hardware, installation, access_fence: request.access_fence })
+    let cluster = request.cluster_report.map(cluster_report).transpose()?;
+    let access_fence = request.access_fence;
+    Ok(Heartbeat { machine, public_key, beat, hardware, installation, cluster, access_fence })
 }
 
 fn uuid(field: &'static str, text: &str) -> Result<Uuid, MalformedField> {
@@ -66,6 +70,35 @@ fn uuid(field: &'static str, text: &str) -> Result<Uuid, MalformedField> {
         .ok()
         .filter(|id| id.hyphenated().to_string() == text)
         .ok_or(MalformedField { field, problem: "is no UUID in hyphenated lower case" })
+}
+
+fn cluster_report(report: ClusterReport) -> Result<Report, MalformedField> {
+    let malformed = |field, problem| Err(MalformedField { field, problem });
+    if report.generation < 0 {
+        return malformed("cluster_report.generation", "is negative");
+    }
+    let key = match report.node_key.len() {
+        0 => None,
+        _ => match report.node_key.try_into() {
+            Ok(key) => Some(key),
+            Err(_) => return malformed("cluster_report.node_key", "has not 32 bytes"),
+        },
+    };
+    if report.ca_certificate.len() > CERTIFICATE_LIMIT {
+        return malformed("cluster_report.ca_certificate", "is larger than 8 KiB");
+    }
+    if !report.address.is_empty() && report.address.parse::<std::net::IpAddr>().is_err() {
+        return malformed("cluster_report.address", "is no IP address");
+    }
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    let error: String = report.error.chars().map(shown).take(ERROR_LIMIT).collect();
+    Ok(Report {
+        generation: report.generation,
+        key,
+        ca_certificate: Some(report.ca_certificate).filter(|bytes| !bytes.is_empty()),
+        address: Some(report.address).filter(|text| !text.is_empty()),
+        error: Some(error).filter(|text| !text.is_empty()),
+    })
 }
 
 fn installation_outcome(report: InstallationReport) -> Result<InstallationOutcome, MalformedField> {
@@ -155,5 +188,39 @@ mod tests {
             refusal(|request| request.installation_report = report(0, success)),
             "installation_report.generation is not positive"
         );
+    }
+
+    #[test]
+    fn standing_in_a_cluster_is_taken_when_it_can_be() {
+        let report = ClusterReport {
+            generation: 3,
+            node_key: vec![7; 32],
+            ca_certificate: vec![1, 2],
+            address: "10.0.0.1".to_owned(),
+            error: "no\nroute".to_owned(),
+        };
+        let mut request = request();
+        request.cluster_report = Some(report.clone());
+        let read = read_heartbeat(request, [7; 32]).unwrap().cluster.unwrap();
+        assert_eq!((read.generation, read.key, read.ca_certificate), (3, Some([7; 32]), Some(vec![1, 2])));
+        assert_eq!((read.address.as_deref(), read.error.as_deref()), (Some("10.0.0.1"), Some("no route")));
+        for (wrong, field) in [
+            (ClusterReport { generation: -1, ..report.clone() }, "cluster_report.generation is negative"),
+            (
+                ClusterReport { node_key: vec![7; 31], ..report.clone() },
+                "cluster_report.node_key has not 32 bytes",
+            ),
+            (
+                ClusterReport { address: "ams".to_owned(), ..report.clone() },
+                "cluster_report.address is no IP",
+            ),
+            (
+                ClusterReport { ca_certificate: vec![0; 9000], ..report },
+                "cluster_report.ca_certificate is larger",
+            ),
+        ] {
+            let said = refusal(|request| request.cluster_report = Some(wrong));
+            assert!(said.starts_with(field), "{said}");
+        }
     }
 }

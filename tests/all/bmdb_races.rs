@@ -699,7 +699,15 @@ fn second_heartbeat(machine: MachineId) -> Arc<[Arc<Heartbeat>]> {
     let beat =
         NewHeartbeat { boot_id: "b".into(), incarnation: "i".into(), sequence: 2, version: "1".into() };
     let (hardware, installation) = (None, None);
-    let heartbeat = Heartbeat { machine, public_key: [0; 32], beat, hardware, installation, access_fence: 0 };
+    let heartbeat = Heartbeat {
+        machine,
+        public_key: [0; 32],
+        beat,
+        hardware,
+        installation,
+        cluster: None,
+        access_fence: 0,
+    };
     Arc::from([Arc::new(heartbeat)])
 }
 

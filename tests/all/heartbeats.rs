@@ -31,6 +31,7 @@ fn heartbeat(agent: &TestAgent, boot: &str, sequence: i64) -> Heartbeat {
         },
         hardware: None,
         installation: None,
+        cluster: None,
         access_fence: 0,
     }
 }

@@ -19,6 +19,7 @@ mod budgets;
 mod callback;
 mod checker;
 mod cli;
+mod clusters;
 mod command_line;
 mod control_loops;
 mod curator;

@@ -234,6 +234,7 @@ async fn report(kit: &Kit, machine: MachineId, sequence: i64) -> Result<Outcome>
         beat: heartbeat(sequence),
         hardware: None,
         installation: None,
+        cluster: None,
         access_fence: 0,
     };
     let group: Arc<[Arc<Report>]> = Arc::new([Arc::new(heartbeat)]);

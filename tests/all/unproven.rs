@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustls::pki_types::ServerName;
+use shepherd::curator::identity::Identity;
 use shepherd::roleserver::connection::client_config;
-use shepherd::roleserver::identity::Identity;
 use shepherd::server::callback_server::CallbackServer;
 use shepherd::server::unproven::Patience;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -42,6 +42,8 @@ impl Fleet {
             oldest_in_window: used.map(|done| done.at).min(),
             brake: self.brake(&provider_of(&machine.facts), policy, now),
             newer_fence: machine.newer_fence,
+            // What its cluster will say is not foreseen: that changes with every answer of its curators.
+            cluster: None,
         }
     }
 
@@ -54,6 +56,7 @@ impl Fleet {
             oldest_in_window: used.min(),
             brake: None,
             newer_fence: self.machines[machine].newer_fence,
+            cluster: None,
         }
     }
 

@@ -81,6 +81,12 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Approvals/Approve", Role::Admin, About::Fleet),
     rule("shepherd.fleet.v1.Budgets/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Budgets/Set", Role::Admin, About::Fleet),
+    rule("shepherd.fleet.v1.Clusters/List", Role::Viewer, About::Fleet),
+    rule("shepherd.fleet.v1.Clusters/Create", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.Clusters/Change", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.Clusters/Approve", Role::Operator, About::Fleet),
+    // What the cluster kept is gone for good.
+    rule("shepherd.fleet.v1.Clusters/Delete", Role::Admin, About::Fleet),
     rule("shepherd.fleet.v1.Policy/Get", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Plan/Get", Role::Viewer, About::Machines),
     rule("shepherd.fleet.v1.Issues/List", Role::Viewer, About::Fleet),

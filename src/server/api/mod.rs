@@ -29,6 +29,7 @@ pub mod access;
 pub mod approvals;
 pub mod audits;
 pub mod budgets;
+pub mod clusters;
 pub mod convert;
 pub mod credentials;
 pub mod describe;

@@ -38,6 +38,7 @@ use crate::proto::fleet::v1::approvals_server::ApprovalsServer;
 use crate::proto::fleet::v1::audit_server::AuditServer;
 use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
 use crate::proto::fleet::v1::budgets_server::BudgetsServer;
+use crate::proto::fleet::v1::clusters_server::ClustersServer;
 use crate::proto::fleet::v1::credentials_server::CredentialsServer;
 use crate::proto::fleet::v1::issues_server::IssuesServer;
 use crate::proto::fleet::v1::loops_server::LoopsServer;
@@ -53,6 +54,7 @@ use crate::proto::fleet::v1::work_server::WorkServer;
 use crate::server::api::approvals::ApprovalsService;
 use crate::server::api::audits::AuditService;
 use crate::server::api::budgets::BudgetsService;
+use crate::server::api::clusters::ClustersService;
 use crate::server::api::credentials::CredentialsService;
 use crate::server::api::door::{ApiRates, Door, guard};
 use crate::server::api::fleet::FleetService;
@@ -242,6 +244,10 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         )
         .add_service(
             BudgetsServer::new(BudgetsService { site: site.clone() })
+                .max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            ClustersServer::new(ClustersService { site: site.clone() })
                 .max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(

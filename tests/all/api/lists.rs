@@ -142,6 +142,7 @@ async fn every_shepherd_gives_the_same_answer() -> TestResult {
         ("Loops/List", json!({})),
         ("Approvals/List", json!({})),
         ("Budgets/List", json!({})),
+        ("Clusters/List", json!({})),
         ("Policy/Get", json!({})),
         ("Statistics/Get", json!({})),
         ("Credentials/WhoAmI", json!({})),

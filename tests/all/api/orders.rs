@@ -142,6 +142,10 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Machines/Prioritize" => json!({ "machine": machine, "level": "urgent", "after": "2h" }),
         "Approvals/Approve" => json!({ "approval": credential }),
         "Budgets/Set" => json!({ "kind": "reboot", "most": 3, "window": "5m" }),
+        "Clusters/Create" => json!({ "name": "ams", "controlPlane": 3, "workers": 1, "select": "cpus>=4" }),
+        "Clusters/Change" => json!({ "name": "ams", "workers": 2, "give": ["web"] }),
+        "Clusters/Approve" => json!({ "name": "ams", "machine": machine }),
+        "Clusters/Delete" => json!({ "name": "ams" }),
         "Credentials/Revoke" => json!({ "credential": credential }),
         other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
     };

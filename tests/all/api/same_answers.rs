@@ -35,6 +35,8 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("get approvals", &[&[]]),
     ("get budgets", &[&[]]),
     ("get brakes", &[&[]]),
+    ("cluster get", &[&[]]),
+    ("cluster describe", &[&["ams"]]),
     ("describe machine", &[&["M"]]),
     ("why", &[&["M"]]),
     ("timeline", &[&["M", "--limit", "2000"], &["M", "--limit", "501"]]),
@@ -128,6 +130,18 @@ async fn populate(api: &Api) -> anyhow::Result<String> {
         "INSERT INTO work_backoff VALUES ($1, 'AgentStart', 3, 1000, now() + INTERVAL '1 h', 'no route to host')",
     ] {
         sqlx::query(statement).bind(machine.0).execute(&api.pool).await?;
+    }
+    for statement in [
+        "INSERT INTO cluster VALUES (gen_random_uuid(), 'ams', 3, 2, 'cpus>=4', '[\"web\"]', 'manual', 1,
+             clock_timestamp(), 'kim', NULL, NULL, clock_timestamp(), 'ca', '[\"10.0.0.1:7835\"]',
+             clock_timestamp(), clock_timestamp(), '[\"no machine is free\"]', FALSE, 3, 2)",
+        "INSERT INTO machine_cluster
+         SELECT $1, cluster_id, 'worker', clock_timestamp(), 'it is being retired', NULL, 'it learns', 'node-7', 'up',
+                '[\"web\"]', 'silent', FALSE, clock_timestamp() FROM cluster",
+    ] {
+        let query = sqlx::query(statement);
+        let query = if statement.contains("$1") { query.bind(machine.0) } else { query };
+        query.execute(&api.pool).await?;
     }
     let machine = machine.to_string();
     let admin = api.key(Role::Admin, &[], None).await?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustls::sign::CertifiedKey;
+use shepherd::curator::identity::Identity;
 use shepherd::curator::permissions::{NodesMay, ServedBy, TABLE};
 use shepherd::curator::pki::{Authority, Serial, Validity};
 use shepherd::proto::curator::v1 as wire;
@@ -12,7 +13,6 @@ use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::nodes_client::NodesClient;
 use shepherd::proto::curator::v1::revoke_credentials_request::Which;
-use shepherd::roleserver::identity::Identity;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};

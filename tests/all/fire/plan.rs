@@ -475,6 +475,7 @@ impl Site {
                     beat: beat(&agent.boot_id, self.sequence),
                     hardware: None,
                     installation: None,
+                    cluster: None,
                     access_fence: 0,
                 })
             })

@@ -13,12 +13,12 @@ use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::secret::SecretsKey;
 use shepherd::bmdb::session::Sessions;
 use shepherd::bmdb::work::Decision;
+use shepherd::curator::identity::Identity;
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use shepherd::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse};
 use shepherd::roleserver::clock::HostClock;
 use shepherd::roleserver::connection::{client_config, connect};
-use shepherd::roleserver::identity::Identity;
 use shepherd::roleserver::known_time::KnownTime;
 use shepherd::server::accept::ConnectionLimits;
 use shepherd::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
@@ -34,11 +34,12 @@ use crate::harness::postgres::TestDatabase;
 
 /// Settings for a free port of the loopback address, the secrets key standing in `directory`.
 pub(crate) fn settings(directory: &Path) -> anyhow::Result<CallbackSettings> {
-    let key = SecretsKey::open(&directory.join("secrets.key"))?;
+    let key = Arc::new(SecretsKey::open(&directory.join("secrets.key"))?);
     Ok(CallbackSettings {
         listen_address: SocketAddr::from(([127, 0, 0, 1], 0)),
         endpoints: Vec::new(),
-        certificate: CertificateSource::Shared(Arc::new(key)),
+        certificate: CertificateSource::Shared(key.clone()),
+        secrets: Some(key),
         renewal: RenewalClock::default(),
         agent_rate: "1ms,1000".parse()?,
         limits: ConnectionLimits::default(),

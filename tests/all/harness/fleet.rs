@@ -215,6 +215,11 @@ impl Fleet {
         Ok(command)
     }
 
+    /// Where the simulator's and the shepherds' files are.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
     pub(crate) fn log_of(&self, name: &str) -> PathBuf {
         self.directory.path().join(format!("{name}.log"))
     }

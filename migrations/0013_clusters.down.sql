@@ -1,0 +1,4 @@
+DROP TABLE cluster_order;
+DROP TABLE machine_cluster_report;
+DROP TABLE machine_cluster;
+DROP TABLE cluster;

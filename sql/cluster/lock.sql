@@ -1,0 +1,5 @@
+-- A cluster by its name, for whoever changes what it is to be.
+SELECT cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at, created_by,
+       deleting_at, deleting_by
+FROM cluster WHERE name = $1
+FOR UPDATE

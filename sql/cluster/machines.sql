@@ -1,0 +1,15 @@
+-- The machines of a cluster in the order in which they were chosen.
+SELECT c.machine_id, c.part, c.chosen_at, c.leaving, c.approved, c.waits, c.node_id, c.node_state, c.roles, c.health, c.voter,
+       c.seen_at, d.phase_index AS phase, p.provider_id AS "provider_id?", p.location AS "location?",
+       t.machine_id IS NOT NULL AS "retiring!",
+       o.what AS "what?", o.generation AS "asked?", o.ordered_at AS "ordered_at?",
+       r.generation AS "reported?", r.node_key AS "node_key?", r.ca_certificate AS "ca_certificate?",
+       r.address AS "address?", r.error AS "error?", r.reported_at AS "reported_at?"
+FROM machine_cluster c
+JOIN machine_due d ON d.machine_id = c.machine_id AND d.lane = 'access'
+LEFT JOIN machine_provided p ON p.machine_id = c.machine_id
+LEFT JOIN machine_retirement t ON t.machine_id = c.machine_id
+LEFT JOIN cluster_order o ON o.machine_id = c.machine_id
+LEFT JOIN machine_cluster_report r ON r.machine_id = c.machine_id
+WHERE c.cluster_id = $1
+ORDER BY c.chosen_at, c.machine_id

@@ -1,0 +1,1 @@
+SELECT cluster_id, name FROM cluster ORDER BY cluster_id

@@ -1,0 +1,547 @@
+//! Clusters as the BMDB has them, and the orders about them.
+//!
+//! What is wanted is written here, by operators; what becomes of it is written by whoever holds the cluster's lease
+//! (`cluster_work.rs`). An order only changes what is wanted: nothing is chosen, asked or ended in its transaction.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::bmdb::action::Done;
+use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
+use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::inspect;
+use crate::model::cluster::spec::{Part, Spec};
+use crate::model::cluster::state::{Asked, Founded, Member, Report, Wanted};
+use crate::model::cluster::view::{ClusterMachineView, ClusterView, stage};
+use crate::model::ids::MachineId;
+use crate::model::phase::Phase;
+use crate::model::time::Timestamp;
+
+const WHAT: &str = "reading clusters";
+/// What orders about clusters are about, for people.
+#[must_use]
+pub fn target(name: &str) -> String {
+    format!("the cluster {name}")
+}
+
+/// A cluster with everything that is known of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterLine {
+    /// Its id.
+    pub id: Uuid,
+    /// What it is to be.
+    pub spec: Spec,
+    /// Grows with every change of that.
+    pub version: i64,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// By whom.
+    pub created_by: String,
+    /// Since when it is to end, and who says so.
+    pub deleting: Option<(Timestamp, String)>,
+    /// By what it is known, once it is founded.
+    pub founded: Option<Founded>,
+    /// When a shepherd last looked at it.
+    pub looked_at: Option<Timestamp>,
+    /// When its curators last answered.
+    pub seen_at: Option<Timestamp>,
+    /// What it waits for as a whole.
+    pub waits: Vec<String>,
+    /// Whether it was as it is to be when a shepherd last looked.
+    pub settled: bool,
+    /// Members of etcd that vote, and how many of them were reached.
+    pub voters: Option<(i64, i64)>,
+}
+
+/// A machine of a cluster with everything that is known of it there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MachineLine {
+    /// What decisions need.
+    pub member: Member,
+    /// Where it stands.
+    pub location: Option<String>,
+    /// What it waits for.
+    pub waits: Option<String>,
+    /// Its node, as the curator said at `seen_at`.
+    pub node: Option<NodeLine>,
+    /// When its curator last answered.
+    pub seen_at: Option<Timestamp>,
+}
+
+/// A node as it was last seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeLine {
+    /// Its id.
+    pub id: String,
+    /// `new`, `standby`, `up` or `decommissioned`.
+    pub state: String,
+    /// Its roles.
+    pub roles: Vec<String>,
+    /// `healthy`, `silent` or `unknown`.
+    pub health: String,
+}
+
+/// A cluster and its machines.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterAndMachines {
+    /// It.
+    pub cluster: ClusterLine,
+    /// Its machines, in the order in which they were chosen.
+    pub machines: Vec<MachineLine>,
+}
+
+/// A change of what a cluster is to be; what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Members of etcd.
+    pub control_plane: Option<u32>,
+    /// Other nodes.
+    pub workers: Option<u32>,
+    /// Roles of workers to give.
+    pub give: BTreeSet<String>,
+    /// Roles of workers to take.
+    pub take: BTreeSet<String>,
+}
+
+fn corrupt(what: &str, name: &str, error: impl std::fmt::Display) -> BmdbError {
+    BmdbError::Corrupt(format!("the {what} of cluster {name:?}: {error}"))
+}
+
+fn strings(value: &Value) -> Vec<String> {
+    let items = value.as_array().into_iter().flatten();
+    items.filter_map(|item| item.as_str().map(str::to_owned)).collect()
+}
+
+/// Columns of what a cluster is to be.
+struct SpecColumns {
+    name: String,
+    control_plane: i64,
+    workers: i64,
+    selector: String,
+    roles: Value,
+    approval: String,
+}
+
+impl SpecColumns {
+    fn read(self) -> Result<Spec, BmdbError> {
+        let count = |what, count: i64| u32::try_from(count).map_err(|error| corrupt(what, &self.name, error));
+        Ok(Spec {
+            control_plane: count("control plane", self.control_plane)?,
+            workers: count("number of workers", self.workers)?,
+            selector: self.selector.parse().map_err(|error| corrupt("selector", &self.name, error))?,
+            roles: strings(&self.roles).into_iter().collect(),
+            approval: self.approval.parse().map_err(|error| corrupt("approval", &self.name, error))?,
+            name: self.name,
+        })
+    }
+}
+
+/// Every cluster, or the one of that name, in order of their names.
+pub async fn clusters(tx: &mut PgConnection, name: Option<&str>) -> Result<Vec<ClusterLine>, BmdbError> {
+    let rows = sqlx::query_file!("sql/cluster/list.sql", name).fetch_all(tx).await.doing(WHAT)?;
+    rows.into_iter()
+        .map(|row| {
+            let founded = match (row.founded_at, row.ca_certificate, row.curators) {
+                (Some(at), Some(ca_certificate), Some(curators)) => {
+                    Some(Founded { ca_certificate, curators: strings(&curators), at })
+                }
+                _ => None,
+            };
+            let spec = SpecColumns {
+                name: row.name,
+                control_plane: row.control_plane,
+                workers: row.workers,
+                selector: row.selector,
+                roles: row.roles,
+                approval: row.approval,
+            };
+            Ok(ClusterLine {
+                id: row.cluster_id,
+                spec: spec.read()?,
+                version: row.version,
+                created_at: row.created_at,
+                created_by: row.created_by,
+                deleting: row.deleting_at.zip(row.deleting_by),
+                founded,
+                looked_at: row.looked_at,
+                seen_at: row.seen_at,
+                waits: strings(&row.waits),
+                settled: row.settled,
+                voters: row.voters.zip(row.voters_reached),
+            })
+        })
+        .collect()
+}
+
+/// The machines of a cluster, in the order in which they were chosen.
+pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<MachineLine>, BmdbError> {
+    let rows = sqlx::query_file!("sql/cluster/machines.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+    rows.into_iter()
+        .map(|row| {
+            let machine = MachineId(row.machine_id);
+            let odd = |error: &dyn std::fmt::Display| {
+                BmdbError::Corrupt(format!("machine {machine} in its cluster: {error}"))
+            };
+            let asked = match (row.what, row.asked, row.ordered_at) {
+                (Some(what), Some(generation), Some(at)) => {
+                    Some(Asked { what: what.parse::<Wanted>().map_err(|error| odd(&error))?, generation, at })
+                }
+                _ => None,
+            };
+            let report = row.reported.map(|generation| Report {
+                generation,
+                key: row.node_key.and_then(|key| key.try_into().ok()),
+                ca_certificate: row.ca_certificate,
+                address: row.address,
+                error: row.error,
+            });
+            let node = row.node_id.map(|id| NodeLine {
+                id,
+                state: row.node_state.unwrap_or_default(),
+                roles: row.roles.as_ref().map(strings).unwrap_or_default(),
+                health: row.health.unwrap_or_default(),
+            });
+            Ok(MachineLine {
+                member: Member {
+                    machine,
+                    name: row.provider_id.unwrap_or_else(|| machine.to_string()),
+                    part: row.part.parse::<Part>().map_err(|error| odd(&error))?,
+                    chosen_at: row.chosen_at,
+                    approved: row.approved.and_then(|key| key.try_into().ok()),
+                    leaving: row.leaving,
+                    asked,
+                    report,
+                    phase: row.phase.parse::<Phase>().map_err(|error| odd(&error))?,
+                    retiring: row.retiring,
+                },
+                location: row.location,
+                waits: row.waits,
+                node,
+                seen_at: row.seen_at,
+            })
+        })
+        .collect()
+}
+
+/// A cluster as people see it.
+#[must_use]
+pub fn view(found: &ClusterAndMachines) -> ClusterView {
+    let ClusterAndMachines { cluster, machines } = found;
+    let (deleting, founded) = (cluster.deleting.is_some(), cluster.founded.is_some());
+    let stage = stage(deleting, founded, machines.len(), cluster.settled);
+    let count = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);
+    ClusterView {
+        name: cluster.spec.name.clone(),
+        id: cluster.id.to_string(),
+        stage: stage.to_owned(),
+        control_plane: cluster.spec.control_plane,
+        workers: cluster.spec.workers,
+        select: cluster.spec.selector.to_string(),
+        roles: cluster.spec.roles.iter().cloned().collect(),
+        approval: cluster.spec.approval.as_str().to_owned(),
+        created_at: cluster.created_at,
+        created_by: cluster.created_by.clone(),
+        deleting_by: cluster.deleting.as_ref().map(|(_, by)| by.clone()),
+        curators: cluster.founded.as_ref().map(|founded| founded.curators.clone()).unwrap_or_default(),
+        seen_at: cluster.seen_at,
+        voters: cluster.voters.map(|(voters, _)| count(voters)),
+        voters_reached: cluster.voters.map(|(_, reached)| count(reached)),
+        waits: cluster.waits.clone(),
+        machines: machines.iter().map(machine_view).collect(),
+    }
+}
+
+fn machine_view(line: &MachineLine) -> ClusterMachineView {
+    let (member, node) = (&line.member, line.node.as_ref());
+    ClusterMachineView {
+        machine: member.machine.to_string(),
+        name: member.name.clone(),
+        part: member.part.to_string(),
+        location: line.location.clone(),
+        phase: member.phase.to_string(),
+        node: node.map(|node| node.id.clone()),
+        state: node.map(|node| node.state.clone()),
+        health: node.map(|node| node.health.clone()),
+        roles: node.map(|node| node.roles.clone()).unwrap_or_default(),
+        leaving: member.leaving.clone(),
+        waits: line.waits.clone(),
+    }
+}
+
+/// Every cluster, or the one of that name, with its machines, and when that was read.
+pub async fn with_machines(
+    tx: &mut PgConnection,
+    name: Option<&str>,
+) -> Result<(Vec<ClusterAndMachines>, Timestamp), BmdbError> {
+    let mut found = Vec::new();
+    for cluster in clusters(tx, name).await? {
+        let machines = machines(tx, cluster.id).await?;
+        found.push(ClusterAndMachines { cluster, machines });
+    }
+    Ok((found, inspect::now(tx).await?))
+}
+
+impl Bmdb {
+    /// Asks for a cluster.
+    pub async fn create_cluster(&self, order: Order, spec: Spec) -> Result<Carried, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .ordered("asking for a cluster", move |tx| {
+                let (order, spec) = (order.clone(), spec.clone());
+                Box::pin(async move { create(tx, &order, &spec).await })
+            })
+            .await;
+        self.note_refusal(carried, &given, None).await
+    }
+
+    /// Changes what a cluster is to be.
+    pub async fn change_cluster(
+        &self,
+        order: Order,
+        name: String,
+        change: Change,
+    ) -> Result<Carried, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .ordered("changing a cluster", move |tx| {
+                let (order, name, change) = (order.clone(), name.clone(), change.clone());
+                Box::pin(async move { alter(tx, &order, &name, &change).await })
+            })
+            .await;
+        self.note_refusal(carried, &given, None).await
+    }
+
+    /// Lets the key in that a machine of a cluster reports now.
+    pub async fn approve_in_cluster(
+        &self,
+        order: Order,
+        name: String,
+        machine: String,
+    ) -> Result<Carried, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .ordered("letting a machine into a cluster", move |tx| {
+                let (order, name, machine) = (order.clone(), name.clone(), machine.clone());
+                Box::pin(async move { approve(tx, &order, &name, &machine).await })
+            })
+            .await;
+        self.note_refusal(carried, &given, None).await
+    }
+
+    /// Ends a cluster: its machines leave it, and it is forgotten.
+    pub async fn delete_cluster(&self, order: Order, name: String) -> Result<Carried, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .ordered("ending a cluster", move |tx| {
+                let (order, name) = (order.clone(), name.clone());
+                Box::pin(async move { delete(tx, &order, &name).await })
+            })
+            .await;
+        self.note_refusal(carried, &given, None).await
+    }
+}
+
+async fn create(tx: &mut PgConnection, order: &Order, spec: &Spec) -> Result<Carried, BmdbError> {
+    if let Some(carried) = given_before(tx, order).await? {
+        return Ok(carried);
+    }
+    spec.check().map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said })?;
+    begin_attempt(tx, order).await?;
+    let made = sqlx::query_file_scalar!(
+        "sql/cluster/insert.sql",
+        Uuid::new_v4(),
+        spec.name,
+        i64::from(spec.control_plane),
+        i64::from(spec.workers),
+        spec.selector.to_string(),
+        json!(spec.roles),
+        spec.approval.as_str(),
+        order.actor.name
+    )
+    .fetch_optional(&mut *tx)
+    .await
+    .doing("asking for a cluster")?;
+    if made.is_none() {
+        let said = format!(
+            "{} exists already; give another name, or change it with: shepherdctl cluster scale {}",
+            target(&spec.name),
+            spec.name
+        );
+        return Err(BmdbError::OrderRefused { reason: "CLUSTER_EXISTS", said });
+    }
+    end_attempt(tx, order).await?;
+    let said = format!(
+        "is asked for: {}, {} from machines that {}; watch it with: shepherdctl cluster describe {}",
+        many(spec.control_plane, "member of the control plane", "members of the control plane"),
+        many(spec.workers, "worker", "workers"),
+        fit(spec),
+        spec.name
+    );
+    write_down(tx, order, None, Done { changed: true, said }, None, Some(told(spec))).await
+}
+
+async fn alter(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    change: &Change,
+) -> Result<Carried, BmdbError> {
+    if let Some(carried) = given_before(tx, order).await? {
+        return Ok(carried);
+    }
+    let (id, spec) = locked(tx, name).await?;
+    let mut wanted = spec.clone();
+    wanted.control_plane = change.control_plane.unwrap_or(spec.control_plane);
+    wanted.workers = change.workers.unwrap_or(spec.workers);
+    wanted.roles.extend(change.give.iter().cloned());
+    wanted.roles.retain(|role| !change.take.contains(role));
+    wanted.check().map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said })?;
+    if wanted == spec {
+        let said = "is so already; nothing was changed".to_owned();
+        return write_down(
+            tx,
+            order,
+            None,
+            Done { changed: false, said },
+            Some(told(&spec)),
+            Some(told(&spec)),
+        )
+        .await;
+    }
+    begin_attempt(tx, order).await?;
+    sqlx::query_file!(
+        "sql/cluster/change.sql",
+        id,
+        i64::from(wanted.control_plane),
+        i64::from(wanted.workers),
+        json!(wanted.roles)
+    )
+    .execute(&mut *tx)
+    .await
+    .doing("changing a cluster")?;
+    end_attempt(tx, order).await?;
+    let roles = match wanted.roles.len() {
+        0 => "no roles of yours".to_owned(),
+        _ => format!("the roles {}", wanted.roles.iter().cloned().collect::<Vec<_>>().join(", ")),
+    };
+    let said = format!(
+        "is to have {} and {}, with {roles}; watch it with: shepherdctl cluster describe {name}",
+        many(wanted.control_plane, "member of the control plane", "members of the control plane"),
+        many(wanted.workers, "worker", "workers"),
+    );
+    write_down(tx, order, None, Done { changed: true, said }, Some(told(&spec)), Some(told(&wanted))).await
+}
+
+async fn approve(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    machine: &str,
+) -> Result<Carried, BmdbError> {
+    if let Some(carried) = given_before(tx, order).await? {
+        return Ok(carried);
+    }
+    let (id, _) = locked(tx, name).await?;
+    let members = sqlx::query_file!("sql/cluster/members.sql", id).fetch_all(&mut *tx).await.doing(WHAT)?;
+    let known = members.into_iter().find(|member| {
+        member.machine_id.to_string() == machine || member.provider_id.as_deref() == Some(machine)
+    });
+    let nothing = match &known {
+        None => Some(format!("has no machine {machine:?}; run: shepherdctl cluster describe {name}")),
+        Some(member) if member.node_key.is_none() => {
+            Some(format!("cannot let {machine} in yet: it has not reported a key; nothing was changed"))
+        }
+        Some(member) if member.approved == member.node_key => {
+            Some(format!("lets {machine} in already; nothing was changed"))
+        }
+        Some(_) => None,
+    };
+    let (Some(member), None) = (known, &nothing) else {
+        let said = nothing.unwrap_or_default();
+        return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
+    };
+    begin_attempt(tx, order).await?;
+    let key = sqlx::query_file_scalar!("sql/cluster/approve.sql", member.machine_id, id)
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("letting a machine into a cluster")?;
+    end_attempt(tx, order).await?;
+    let key = hex::encode(key.unwrap_or_default());
+    let said = format!("lets {machine} in by the key {key}, which it reported over its agent channel");
+    let after = json!({ "machine": member.machine_id, "key": key });
+    write_down(tx, order, None, Done { changed: true, said }, None, Some(after)).await
+}
+
+async fn delete(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carried, BmdbError> {
+    if let Some(carried) = given_before(tx, order).await? {
+        return Ok(carried);
+    }
+    let found = sqlx::query_file!("sql/cluster/lock.sql", name).fetch_optional(&mut *tx).await.doing(WHAT)?;
+    let found = found.ok_or_else(|| no_such(name))?;
+    if let Some(by) = found.deleting_by {
+        let said = format!("is ending already, as {by} ordered; nothing was changed");
+        return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
+    }
+    begin_attempt(tx, order).await?;
+    sqlx::query_file!("sql/cluster/end.sql", found.cluster_id, order.actor.name)
+        .execute(&mut *tx)
+        .await
+        .doing("ending a cluster")?;
+    end_attempt(tx, order).await?;
+    let said = "ends: its machines are asked to leave it, and what they keep of it is removed".to_owned();
+    write_down(tx, order, None, Done { changed: true, said }, None, None).await
+}
+
+fn no_such(name: &str) -> BmdbError {
+    let said = format!("there is no cluster {name:?}; run: shepherdctl cluster get");
+    BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said }
+}
+
+async fn locked(tx: &mut PgConnection, name: &str) -> Result<(Uuid, Spec), BmdbError> {
+    let found = sqlx::query_file!("sql/cluster/lock.sql", name).fetch_optional(tx).await.doing(WHAT)?;
+    let found = found.ok_or_else(|| no_such(name))?;
+    if let Some(by) = found.deleting_by {
+        let said = format!("{} is ending, as {by} ordered, and cannot be changed", target(name));
+        return Err(BmdbError::OrderRefused { reason: "CLUSTER_ENDS", said });
+    }
+    let spec = SpecColumns {
+        name: found.name,
+        control_plane: found.control_plane,
+        workers: found.workers,
+        selector: found.selector,
+        roles: found.roles,
+        approval: found.approval,
+    };
+    Ok((found.cluster_id, spec.read()?))
+}
+
+fn many(count: u32, one: &str, several: &str) -> String {
+    match count {
+        0 => format!("no {several}"),
+        1 => format!("1 {one}"),
+        _ => format!("{count} {several}"),
+    }
+}
+
+fn fit(spec: &Spec) -> String {
+    match spec.selector.to_string().as_str() {
+        "" => "are free".to_owned(),
+        said => format!("are free and fit {said}"),
+    }
+}
+
+/// What a cluster is to be, as the audit says it.
+fn told(spec: &Spec) -> Value {
+    json!({
+        "cluster": spec.name,
+        "control_plane": spec.control_plane,
+        "workers": spec.workers,
+        "select": spec.selector.to_string(),
+        "roles": spec.roles,
+        "approval": spec.approval.as_str(),
+    })
+}

@@ -1,0 +1,405 @@
+//! What whoever holds a cluster's lease reads and writes of it.
+//!
+//! Every write checks the lease in its own transaction, so that one who was away for too long changes nothing any more.
+//! What concerns a machine is written under that machine's lock and told in its history, like everything that becomes of
+//! a machine.
+
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::bmdb::cluster::{ClusterAndMachines, clusters, machines};
+use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::facts::read;
+use crate::bmdb::lease::{NamedLease, lock_lease};
+use crate::bmdb::policy::policy_of_version;
+use crate::bmdb::schedule::{lock, tell};
+use crate::model::cluster::selector::{Selector, Traits};
+use crate::model::cluster::spec::Part;
+use crate::model::cluster::state::{Candidate, Wanted};
+use crate::model::ids::MachineId;
+use crate::model::phase::{Phase, phase_of};
+
+/// Kind of the named lease; its name is the cluster's id.
+pub const LEASE: &str = "cluster";
+/// Machines that one statement reads.
+const PAGE: i64 = 1_000;
+
+/// What a pass found of a machine, as it is shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachineLook {
+    /// What it waits for.
+    pub waits: Option<String>,
+    /// Its node's id, state, roles and health.
+    pub node: Option<(String, &'static str, Vec<String>, &'static str)>,
+    /// Whether its node is a member of etcd that votes.
+    pub voter: bool,
+}
+
+/// What a pass found, as it is shown.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Look {
+    /// What the cluster waits for as a whole.
+    pub waits: Vec<String>,
+    /// Whether it is as it is to be, and nothing had to be done.
+    pub settled: bool,
+    /// Whether its curators answered.
+    pub seen: bool,
+    /// Members of etcd that vote, and how many of them are reached; none when the curators did not answer.
+    pub votes: Option<(usize, usize)>,
+    /// Each machine.
+    pub machines: Vec<(MachineId, MachineLook)>,
+}
+
+impl Bmdb {
+    /// Every cluster's id and name, in order of their ids.
+    pub async fn cluster_names(&self) -> Result<Vec<(Uuid, String)>, BmdbError> {
+        let rows = self
+            .statement("looking for clusters", |pool| {
+                Box::pin(async move { sqlx::query_file!("sql/cluster/names.sql").fetch_all(pool).await })
+            })
+            .await?;
+        Ok(rows.into_iter().map(|row| (row.cluster_id, row.name)).collect())
+    }
+
+    /// A cluster with its machines; none when it is gone.
+    pub async fn cluster(&self, name: &str) -> Result<Option<ClusterAndMachines>, BmdbError> {
+        let name = name.to_owned();
+        self.transact("reading a cluster", move |tx| {
+            let name = name.clone();
+            Box::pin(async move {
+                let Some(cluster) = clusters(tx, Some(&name)).await?.pop() else { return Ok(None) };
+                let machines = machines(tx, cluster.id).await?;
+                Ok(Some(ClusterAndMachines { cluster, machines }))
+            })
+        })
+        .await
+    }
+
+    /// Machines that may be chosen for a cluster.
+    pub async fn cluster_candidates(&self, selector: &Selector) -> Result<Vec<Candidate>, BmdbError> {
+        let mut found = Vec::new();
+        let mut after = Uuid::nil();
+        loop {
+            let rows = self
+                .statement("looking for machines for a cluster", move |pool| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/cluster/candidates.sql", after, PAGE).fetch_all(pool).await
+                    })
+                })
+                .await?;
+            let last = rows.last().map(|row| row.machine_id);
+            let whole = i64::try_from(rows.len()).unwrap_or(PAGE) == PAGE;
+            found.extend(rows.into_iter().filter_map(|row| {
+                let count = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok());
+                let traits = Traits {
+                    provider: row.provider,
+                    location: row.location.clone(),
+                    manufacturer: row.manufacturer,
+                    product: row.product,
+                    memory: count(row.memory_bytes),
+                    cpus: count(row.cpu_threads),
+                    labels: row
+                        .labels
+                        .and_then(|labels| serde_json::from_value(labels).ok())
+                        .unwrap_or_default(),
+                };
+                let candidate = Candidate { machine: MachineId(row.machine_id), location: row.location };
+                selector.holds(&traits).then_some(candidate)
+            }));
+            match last.filter(|_| whole) {
+                Some(last) => after = last,
+                None => return Ok(found),
+            }
+        }
+    }
+
+    /// Makes a machine part of a cluster, if it is still free and well.
+    pub async fn choose_for_cluster(
+        &self,
+        lease: &NamedLease,
+        (cluster, name): (Uuid, &str),
+        machine: MachineId,
+        part: Part,
+    ) -> Result<bool, BmdbError> {
+        let (bmdb, lease, detail) = (self.clone(), lease.clone(), format!("as {part} of cluster {name}"));
+        let what = "choosing a machine for a cluster";
+        self.transact(what, move |tx| {
+            let (bmdb, lease, detail) = (bmdb.clone(), lease.clone(), detail.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                lock(tx, machine).await?;
+                let snapshot = read(tx, machine).await?;
+                let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
+                let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
+                let held = snapshot.facts.hold.as_ref().is_some_and(|hold| hold.holds_at(snapshot.now));
+                if held || !matches!(phase, Phase::Ready | Phase::Installed) {
+                    return Ok(false);
+                }
+                let chosen =
+                    sqlx::query_file_scalar!("sql/cluster/choose.sql", machine.0, cluster, part.as_str())
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .doing(what)?;
+                if chosen.is_some() {
+                    tell(tx, machine, "ClusterChosen", &detail).await?;
+                }
+                Ok(chosen.is_some())
+            })
+        })
+        .await
+    }
+
+    /// Asks a machine for something about its cluster; `sealed` is the order.
+    pub async fn ask_about_cluster(
+        &self,
+        lease: &NamedLease,
+        machine: MachineId,
+        (what, name): (Wanted, &str),
+        sealed: Vec<u8>,
+    ) -> Result<(), BmdbError> {
+        let doing = "asking a machine about a cluster";
+        let detail = match what {
+            Wanted::Found => format!("to found cluster {name}"),
+            Wanted::Join => format!("to join cluster {name}"),
+            Wanted::Leave => format!("to leave cluster {name}"),
+        };
+        self.of_machine(lease, machine, doing, move |tx| {
+            let (sealed, detail) = (sealed.clone(), detail.clone());
+            Box::pin(async move {
+                let generation = sqlx::query_file_scalar!("sql/cluster/next_generation.sql", machine.0)
+                    .fetch_one(&mut *tx)
+                    .await
+                    .doing(doing)?;
+                sqlx::query_file!("sql/cluster/order.sql", machine.0, generation, what.as_str(), sealed)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
+                tell(tx, machine, "ClusterAsked", &detail).await
+            })
+        })
+        .await
+    }
+
+    /// Writes down by what a cluster is known from now on, and asks its founder to found it no more.
+    pub async fn cluster_founded(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        machine: MachineId,
+        ca_certificate: &[u8],
+        curators: &[String],
+    ) -> Result<(), BmdbError> {
+        let doing = "writing down that a cluster is founded";
+        let (ca_certificate, curators) = (ca_certificate.to_vec(), json!(curators));
+        self.of_machine(lease, machine, doing, move |tx| {
+            let (ca_certificate, curators) = (ca_certificate.clone(), curators.clone());
+            Box::pin(async move {
+                let founded =
+                    sqlx::query_file_scalar!("sql/cluster/founded.sql", cluster, ca_certificate, curators)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .doing(doing)?;
+                sqlx::query_file!("sql/cluster/withdraw.sql", machine.0)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
+                match founded {
+                    Some(_) => tell(tx, machine, "ClusterFounded", "it is the first node").await,
+                    None => Ok(()),
+                }
+            })
+        })
+        .await
+    }
+
+    /// Has a machine leave its cluster, from now on.
+    pub async fn leave_cluster(
+        &self,
+        lease: &NamedLease,
+        (cluster, name): (Uuid, &str),
+        machine: MachineId,
+        why: &str,
+    ) -> Result<(), BmdbError> {
+        let doing = "having a machine leave its cluster";
+        let (why, detail) = (why.to_owned(), format!("cluster {name}: {why}"));
+        self.of_machine(lease, machine, doing, move |tx| {
+            let (why, detail) = (why.clone(), detail.clone());
+            Box::pin(async move {
+                let changed = sqlx::query_file_scalar!("sql/cluster/leaving.sql", machine.0, cluster, why)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .doing(doing)?;
+                match changed {
+                    Some(_) => tell(tx, machine, "ClusterLeaving", &detail).await,
+                    None => Ok(()),
+                }
+            })
+        })
+        .await
+    }
+
+    /// Lets a machine be none of the cluster's.
+    pub async fn forget_in_cluster(
+        &self,
+        lease: &NamedLease,
+        (cluster, name): (Uuid, &str),
+        machine: MachineId,
+        how: &str,
+    ) -> Result<(), BmdbError> {
+        let doing = "letting a machine leave its cluster";
+        let detail = format!("cluster {name}: {how}");
+        self.of_machine(lease, machine, doing, move |tx| {
+            let detail = detail.clone();
+            Box::pin(async move {
+                let gone = sqlx::query_file_scalar!("sql/cluster/forget.sql", machine.0, cluster)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .doing(doing)?;
+                match gone {
+                    Some(_) => tell(tx, machine, "ClusterLeft", &detail).await,
+                    None => Ok(()),
+                }
+            })
+        })
+        .await
+    }
+
+    /// Forgets a cluster that has ended, with its secrets.
+    pub async fn remove_cluster(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        secrets: &[String],
+    ) -> Result<(), BmdbError> {
+        let (lease, secrets, doing) = (lease.clone(), secrets.to_vec(), "forgetting a cluster");
+        self.transact(doing, move |tx| {
+            let (lease, secrets) = (lease.clone(), secrets.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                sqlx::query_file!("sql/cluster/remove.sql", cluster)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .doing(doing)?;
+                for name in &secrets {
+                    sqlx::query_file!("sql/cluster/remove_secrets.sql", name)
+                        .execute(&mut *tx)
+                        .await
+                        .doing(doing)?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Keeps where a cluster's curators are.
+    pub async fn keep_curators(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        curators: &[String],
+    ) -> Result<(), BmdbError> {
+        let (lease, curators, doing) = (lease.clone(), json!(curators), "keeping where curators are");
+        self.transact(doing, move |tx| {
+            let (lease, curators) = (lease.clone(), curators.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                sqlx::query_file!("sql/cluster/curators.sql", cluster, curators)
+                    .execute(tx)
+                    .await
+                    .doing(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Writes down what a pass found.
+    pub async fn looked_at_cluster(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        look: &Look,
+    ) -> Result<(), BmdbError> {
+        let (lease, look, doing) = (lease.clone(), look.clone(), "writing down what became of a cluster");
+        self.transact(doing, move |tx| {
+            let (lease, look) = (lease.clone(), look.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+                sqlx::query_file!(
+                    "sql/cluster/looked.sql",
+                    cluster,
+                    json!(look.waits),
+                    look.seen,
+                    look.votes.map(|(voters, _)| count(voters)),
+                    look.votes.map(|(_, reached)| count(reached)),
+                    look.settled
+                )
+                .execute(&mut *tx)
+                .await
+                .doing(doing)?;
+                looked_at_machines(tx, cluster, &look).await
+            })
+        })
+        .await
+    }
+
+    async fn of_machine<F>(
+        &self,
+        lease: &NamedLease,
+        machine: MachineId,
+        doing: &'static str,
+        body: F,
+    ) -> Result<(), BmdbError>
+    where
+        F: for<'c> Fn(&'c mut PgConnection) -> futures::future::BoxFuture<'c, Result<(), BmdbError>>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
+        let lease = lease.clone();
+        self.transact(doing, move |tx| {
+            let (lease, body) = (lease.clone(), body.clone());
+            Box::pin(async move {
+                lock_lease(tx, &lease).await?;
+                lock(tx, machine).await?;
+                body(tx).await
+            })
+        })
+        .await
+    }
+}
+
+async fn looked_at_machines(tx: &mut PgConnection, cluster: Uuid, look: &Look) -> Result<(), BmdbError> {
+    let of = |field: &dyn Fn(&MachineLook) -> Option<String>| -> Vec<Option<String>> {
+        look.machines.iter().map(|(_, machine)| field(machine)).collect()
+    };
+    let ids: Vec<Uuid> = look.machines.iter().map(|(machine, _)| machine.0).collect();
+    let waits = of(&|machine| machine.waits.clone());
+    let nodes = of(&|machine| machine.node.as_ref().map(|node| node.0.clone()));
+    let states = of(&|machine| machine.node.as_ref().map(|node| node.1.to_owned()));
+    let health = of(&|machine| machine.node.as_ref().map(|node| node.3.to_owned()));
+    let roles: Vec<Option<Value>> =
+        look.machines.iter().map(|(_, machine)| machine.node.as_ref().map(|node| json!(node.2))).collect();
+    let voters: Vec<bool> = look.machines.iter().map(|(_, machine)| machine.voter).collect();
+    sqlx::query_file!(
+        "sql/cluster/machine_looked.sql",
+        cluster,
+        look.seen,
+        &ids,
+        &waits as &[Option<String>],
+        &nodes as &[Option<String>],
+        &states as &[Option<String>],
+        &roles as &[Option<Value>],
+        &health as &[Option<String>],
+        &voters
+    )
+    .execute(tx)
+    .await
+    .doing("writing down what became of a cluster's machines")?;
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! The service `Clusters`.
+
+use tonic::{Request, Response, Status};
+
+use crate::bmdb::cluster::{Change, target, view, with_machines};
+use crate::model::cluster::spec::{Approval, Spec};
+use crate::model::cluster::view::{ClusterMachineView, ClusterView};
+use crate::model::process::UnknownName;
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::clusters_server::Clusters;
+use crate::server::api::convert::at;
+use crate::server::api::door::caller;
+use crate::server::api::orders::{Said, answer, of_no_version};
+use crate::server::api::refusal::{of_bmdb, wrong};
+use crate::server::api::site::Site;
+
+const CREATE: &str = "shepherd.fleet.v1.Clusters/Create";
+const CHANGE: &str = "shepherd.fleet.v1.Clusters/Change";
+const APPROVE: &str = "shepherd.fleet.v1.Clusters/Approve";
+const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
+
+/// The service.
+pub struct ClustersService {
+    /// What it stands on.
+    pub site: Site,
+}
+
+#[tonic::async_trait]
+impl Clusters for ClustersService {
+    async fn list(
+        &self,
+        request: Request<v1::ListClustersRequest>,
+    ) -> Result<Response<v1::ListClustersResponse>, Status> {
+        let name = Some(request.into_inner().name).filter(|name| !name.is_empty());
+        let look = self.site.looks.look(move |tx| {
+            let name = name.clone();
+            Box::pin(async move { with_machines(tx, name.as_deref()).await })
+        });
+        let (found, now) = look.await.map_err(of_bmdb)?;
+        let clusters = found.iter().map(|found| cluster(view(found))).collect();
+        Ok(Response::new(v1::ListClustersResponse { clusters, at: Some(at(now)) }))
+    }
+
+    async fn create(
+        &self,
+        request: Request<v1::CreateClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.get_ref();
+        let approval = match asked.approval.as_str() {
+            "" => Approval::default(),
+            said => said.parse().map_err(|error: UnknownName| wrong("approval", error.to_string()))?,
+        };
+        let spec = Spec {
+            name: asked.name.clone(),
+            control_plane: asked.control_plane,
+            workers: asked.workers,
+            selector: asked.select.parse().map_err(|said: String| wrong("select", said))?,
+            roles: asked.roles.iter().cloned().collect(),
+            approval,
+        };
+        let order = Said { rpc: CREATE, request: asked, order: asked.order.as_ref() }
+            .read(&caller, target(&asked.name))
+            .and_then(of_no_version)?;
+        let dry_run = order.dry_run;
+        let carried = self.site.bmdb.create_cluster(order, spec).await.map_err(of_bmdb)?;
+        Ok(Response::new(answer(None, dry_run, &carried)))
+    }
+
+    async fn change(
+        &self,
+        request: Request<v1::ChangeClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.get_ref();
+        let change = Change {
+            control_plane: asked.control_plane,
+            workers: asked.workers,
+            give: asked.give.iter().cloned().collect(),
+            take: asked.take.iter().cloned().collect(),
+        };
+        let order = Said { rpc: CHANGE, request: asked, order: asked.order.as_ref() }
+            .read(&caller, target(&asked.name))
+            .and_then(of_no_version)?;
+        let dry_run = order.dry_run;
+        let carried =
+            self.site.bmdb.change_cluster(order, asked.name.clone(), change).await.map_err(of_bmdb)?;
+        Ok(Response::new(answer(None, dry_run, &carried)))
+    }
+
+    async fn approve(
+        &self,
+        request: Request<v1::ApproveInClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.get_ref();
+        let order = Said { rpc: APPROVE, request: asked, order: asked.order.as_ref() }
+            .read(&caller, target(&asked.name))
+            .and_then(of_no_version)?;
+        let dry_run = order.dry_run;
+        let approved = self.site.bmdb.approve_in_cluster(order, asked.name.clone(), asked.machine.clone());
+        Ok(Response::new(answer(None, dry_run, &approved.await.map_err(of_bmdb)?)))
+    }
+
+    async fn delete(
+        &self,
+        request: Request<v1::DeleteClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.get_ref();
+        let order = Said { rpc: DELETE, request: asked, order: asked.order.as_ref() }
+            .read(&caller, target(&asked.name))
+            .and_then(of_no_version)?;
+        let dry_run = order.dry_run;
+        let carried = self.site.bmdb.delete_cluster(order, asked.name.clone()).await.map_err(of_bmdb)?;
+        Ok(Response::new(answer(None, dry_run, &carried)))
+    }
+}
+
+fn cluster(view: ClusterView) -> v1::Cluster {
+    v1::Cluster {
+        name: view.name,
+        id: view.id,
+        stage: view.stage,
+        control_plane: view.control_plane,
+        workers: view.workers,
+        select: view.select,
+        roles: view.roles,
+        approval: view.approval,
+        created_at: Some(at(view.created_at)),
+        created_by: view.created_by,
+        deleting_by: view.deleting_by,
+        curators: view.curators,
+        seen_at: view.seen_at.map(at),
+        voters: view.voters,
+        voters_reached: view.voters_reached,
+        waits: view.waits,
+        machines: view.machines.into_iter().map(machine).collect(),
+    }
+}
+
+fn machine(view: ClusterMachineView) -> v1::ClusterMachine {
+    v1::ClusterMachine {
+        machine: view.machine,
+        name: view.name,
+        part: view.part,
+        location: view.location,
+        phase: view.phase,
+        node: view.node,
+        state: view.state,
+        health: view.health,
+        roles: view.roles,
+        leaving: view.leaving,
+        waits: view.waits,
+    }
+}

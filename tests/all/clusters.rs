@@ -1,0 +1,231 @@
+//! Clusters of the fleet, from an order to nodes that work and back.
+//!
+//! The machines are simulated; their nodes are not: each is the role server's own worker with a real etcd and a real
+//! curator, on an address of its own. What is ordered is ordered by `shepherdctl`.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::harness::aloud::{TestResult, aloud};
+use crate::harness::child::Program;
+use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
+
+/// A fleet whose machines can be nodes.
+struct Field {
+    fleet: Fleet,
+    _shepherd: Program,
+    // Behind the fleet: what is left of nodes goes when the simulator is gone.
+    _nodes: Nodes,
+}
+
+/// Ends the etcds of a fleet that is gone, which are nobody's children then.
+struct Nodes {
+    disks: std::path::PathBuf,
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        for record in records(&self.disks) {
+            if let Some(record) = shepherd::roleserver::child::launch::recorded(&record) {
+                let _ = record.instance.stop(Duration::ZERO);
+            }
+        }
+    }
+}
+
+fn records(disks: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let machines = std::fs::read_dir(disks).into_iter().flatten().flatten();
+    let children = machines.flat_map(|machine| {
+        std::fs::read_dir(machine.path().join("children")).into_iter().flatten().flatten()
+    });
+    children.map(|child| child.path().join("process.json")).collect()
+}
+
+const FLAGS: [&str; 4] = [
+    "--heartbeat_interval=1s",
+    "--recovery_first_heartbeat_timeout=20s",
+    "--recovery_silence_timeout=15s",
+    "--recovery_ladder=restart-agent:15s:1,reboot:20s:1,power-cycle:20s:1",
+];
+
+impl Field {
+    async fn start(name: &str, machines: usize) -> Result<Self> {
+        let count = machines.to_string();
+        let roleserver = env!("CARGO_BIN_EXE_roleserver");
+        let simulator = [
+            "--machines",
+            &count,
+            "--boot_seconds",
+            "0.3",
+            "--persistent_percent",
+            "100",
+            "--roleserver",
+            roleserver,
+        ];
+        let fleet = Fleet::start(name, &simulator).await?;
+        let disks = fleet.directory().join("fleet.json.disks");
+        let nodes = Nodes { disks };
+        let shepherd = fleet.shepherd("shepherd", &[endpoint()?], &FLAGS)?;
+        fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
+        fleet.until("all are Ready", ALL_READY).await?;
+        Ok(Self { fleet, _shepherd: shepherd, _nodes: nodes })
+    }
+
+    fn ctl(&self, arguments: &[&str]) -> Result<String> {
+        let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
+            .args(["--direct", "--bmdb_dialect", self.fleet.database.mode().dialect().as_str()])
+            .args(arguments)
+            .env("SHEPHERD_BMDB_URL", &self.fleet.bmdb_url)
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "shepherdctl {arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    fn cluster(&self, name: &str) -> Result<Value> {
+        let said = self.ctl(&["cluster", "describe", name, "-o", "json"])?;
+        Ok(serde_json::from_str::<Value>(&said)?["cluster"].clone())
+    }
+
+    /// Waits until a cluster is as `is` says.
+    async fn until(&self, what: &str, name: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let cluster = self.cluster(name)?;
+            if is(&cluster) {
+                return Ok(cluster);
+            }
+            if Instant::now() > end {
+                aloud(&format!("waited in vain until {what}: {cluster:#}"));
+                anyhow::bail!("waited in vain until {what}\n{cluster:#}\n{}", self.fleet.explain().await?);
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    fn why(&self, machine: &str) -> Result<String> {
+        self.ctl(&["why", machine])
+    }
+}
+
+fn machines<'c>(cluster: &'c Value, part: &str) -> Vec<&'c Value> {
+    let all = cluster["machines"].as_array().map(Vec::as_slice).unwrap_or_default();
+    all.iter().filter(|machine| machine["part"] == part).collect()
+}
+
+fn settled(cluster: &Value) -> bool {
+    cluster["stage"] == "settled"
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult {
+    let field = Field::start("clusters", 5).await?;
+    let said = field.ctl(&[
+        "cluster",
+        "create",
+        "ams",
+        "--control_plane",
+        "3",
+        "--workers",
+        "1",
+        "--reason",
+        "the new hall",
+    ])?;
+    assert!(
+        said.starts_with("the cluster ams is asked for: 3 members of the control plane, 1 worker"),
+        "{said}"
+    );
+    let cluster = field.until("it is settled", "ams", settled).await?;
+    assert_eq!((&cluster["voters"], &cluster["voters_reached"]), (&3.into(), &3.into()), "{cluster:#}");
+    let members = machines(&cluster, "control-plane");
+    assert!(members.iter().all(|member| member["roles"][0] == "consensus-member"), "{cluster:#}");
+    assert_eq!(machines(&cluster, "worker").len(), 1);
+
+    // A member is retired: another machine takes its place first, and then it is given back.
+    let leaves = members[0]["name"].as_str().context("a name")?.to_owned();
+    field.ctl(&["retire", &leaves, "--reason", "it is old"])?;
+    let without = |cluster: &Value| {
+        settled(cluster) && machines(cluster, "control-plane").iter().all(|member| member["name"] != *leaves)
+    };
+    let cluster = field.until("another has taken its place", "ams", without).await?;
+    assert_eq!(cluster["voters"], 3);
+    field
+        .fleet
+        .until(
+            "it is given back",
+            "SELECT count(*) = 1 FROM machine_due WHERE lane = 'access' AND phase_index = 'Retired'",
+        )
+        .await?;
+    let told: Vec<String> = sqlx::query_scalar(
+        "SELECT event FROM history JOIN machine_provided USING (machine_id)
+         WHERE provider_id = $1 AND (event LIKE 'Cluster%' OR event = 'RetirementFinished' OR event = 'Finished')
+         ORDER BY at",
+    )
+    .bind(&leaves)
+    .fetch_all(&field.fleet.pool)
+    .await?;
+    let at = |event: &str| told.iter().position(|told| told == event);
+    assert!(at("ClusterLeaving") < at("ClusterLeft") && at("ClusterLeft").is_some(), "{told:?}");
+
+    // It ends, and its machines are free again.
+    field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
+    field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
+    field.fleet.until("its machines are free", "SELECT count(*) = 0 FROM machine_cluster").await?;
+    field
+        .fleet
+        .until(
+            "nothing is kept of it on any machine",
+            "SELECT count(*) = 0 FROM machine_cluster_report WHERE node_key IS NOT NULL",
+        )
+        .await?;
+    assert!(field.why(&leaves)?.contains("Retired"), "{}", field.why(&leaves)?);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
+    let field = Field::start("clusters_recovery", 3).await?;
+    field.ctl(&["cluster", "create", "ams", "--reason", "the new hall"])?;
+    field.until("it is settled", "ams", settled).await?;
+
+    // We do not hear the agent; its curator hears the node.
+    field.fleet.strike("sim-0002", "agent-hang").await?;
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let said = field.why("sim-0002")?;
+        if said.contains("unreachable by us, healthy to its curator (cluster ams)") {
+            break;
+        }
+        assert!(Instant::now() < end, "why does not say it: {said}\n{}", field.fleet.explain().await?);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let disturbed = "SELECT count(*) = 0 FROM intent WHERE kind <> 'create'";
+    assert!(field.fleet.holds(disturbed).await?, "a member was disturbed that its curator hears");
+    let cluster = field.cluster("ams")?;
+    assert_eq!(
+        (&cluster["stage"], &cluster["voters_reached"]),
+        (&"settled".into(), &3.into()),
+        "{cluster:#}"
+    );
+    field.fleet.strike("sim-0002", "heal").await?;
+    field.fleet.until("it is heard again", ALL_READY).await?;
+
+    // The machine is dead, and its node with it: the others are most of the members, and it is helped.
+    field.fleet.strike("sim-0003", "dead").await?;
+    let helped = "SELECT count(*) >= 1 FROM intent WHERE kind = 'power-cycle'";
+    field.fleet.until("its power was cycled", helped).await?;
+    field.fleet.until("it is back", ALL_READY).await?;
+    let cluster = field.until("all of it is well", "ams", settled).await?;
+    assert_eq!((&cluster["voters"], &cluster["voters_reached"]), (&3.into(), &3.into()), "{cluster:#}");
+    let members: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM machine_cluster").fetch_one(&field.fleet.pool).await?;
+    assert_eq!(members, 3, "nobody was replaced");
+    Ok(())
+}
