@@ -9,6 +9,7 @@ use crate::bmdb::connection::Dialect;
 use crate::cli::approvals::Approve;
 use crate::cli::budgets::BudgetCommand;
 use crate::cli::bundle::Debug;
+use crate::cli::cluster::ClusterCommand;
 use crate::cli::examples;
 use crate::cli::filter::Filters;
 use crate::cli::loops::Loops;
@@ -207,6 +208,9 @@ brakes, pauses, providers that fail. Where standard output is no terminal, or wi
     /// Change how many machines may be disturbed, and given back, within a while
     #[command(subcommand)]
     Budget(BudgetCommand),
+    /// Make clusters of machines, and look after them
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Retire a machine: its provider takes it back, and only the record of it stays
     #[command(
         after_help = examples::RETIRE,

@@ -61,6 +61,58 @@ It is kept in the policy of the database, and counts with the next step in every
 of a shepherd writes a budget, so that it stays when one is started again. What waits for a budget
 looks again when it was told to.";
 
+/// `cluster create`.
+pub const CLUSTER_CREATE: &str = "\
+Examples:
+  shepherdctl cluster create ams --workers 5 --reason 'the new hall'
+  shepherdctl cluster create edge --select 'location=ams,memory>=64GiB' --reason 'a trial'
+
+Machines are chosen that are Ready and that nobody has other plans for, at as many locations as can be.
+The first one founds the cluster; the others are let in by the key that each reported over its agent
+channel. TERMS are provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=,
+separated by commas; all of them must hold.";
+
+/// `cluster get`.
+pub const CLUSTER_GET: &str = "\
+Example:
+  shepherdctl cluster get -o json | jq -r '.clusters[] | select(.stage != \"settled\") | .name'";
+
+/// `cluster describe`.
+pub const CLUSTER_DESCRIBE: &str = "\
+Example:
+  shepherdctl cluster describe ams              its machines, and what each waits for";
+
+/// `cluster scale`.
+pub const CLUSTER_SCALE: &str = "\
+Examples:
+  shepherdctl cluster scale ams --workers 8 --reason 'more load'
+  shepherdctl cluster scale ams --control_plane 5 --reason 'to bear two losses'
+
+Machines that are too many leave: those that are not well first, then those that were chosen last;
+members of the control plane one at a time.";
+
+/// `cluster roles`.
+pub const CLUSTER_ROLES: &str = "\
+Example:
+  shepherdctl cluster roles ams --give web --take old-web --reason 'the new front'
+
+A role has to be declared to the cluster before nodes can have it.";
+
+/// `cluster approve`.
+pub const CLUSTER_APPROVE: &str = "\
+Example:
+  shepherdctl cluster approve ams rack-7-03 --reason 'I compared the key on its console'
+
+It lets in the key that the machine reports now over its agent channel, and no other one.";
+
+/// `cluster delete`.
+pub const CLUSTER_DELETE: &str = "\
+Example:
+  shepherdctl cluster delete ams --reason 'the trial is over'
+
+Its machines stay in the fleet. What runs on them for the cluster ends, and what they keep of it, its
+etcd included, is removed.";
+
 /// `why`.
 pub const WHY: &str = "\
 Examples:

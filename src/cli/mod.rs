@@ -12,6 +12,7 @@ pub mod again;
 pub mod approvals;
 pub mod budgets;
 pub mod bundle;
+pub mod cluster;
 pub mod command;
 pub mod contexts;
 pub mod describe;

@@ -10,6 +10,7 @@
 //! * [`updater`]: asks providers what became of their machines.
 //! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
 //!   machines but over providers, one at a time each, under a named lease.
+//! * [`cluster`]: makes clusters of machines, one task for each, under a named lease.
 //! * [`housekeeping`]: reaper, sweeper, brakes.
 //! * [`sampler`]: counts the fleet once a minute, under a named lease; [`fleet_metrics`] shows the newest count.
 //! * [`breakers`]: who of the providers hangs, and is left alone for a while.
@@ -20,6 +21,7 @@
 pub mod access;
 pub mod brakes;
 pub mod breakers;
+pub mod cluster;
 pub mod control_loop;
 pub(crate) mod failpoint;
 pub mod fleet_metrics;

@@ -99,11 +99,11 @@ pub async fn start(
     plan: &ServicePlan,
     bmdb: &Bmdb,
     sessions: &Sessions,
-    secrets: Option<&Path>,
+    secrets: Option<Arc<SecretsKey>>,
     metrics: Metrics,
 ) -> Result<Callback, Failure> {
     let stop = CancellationToken::new();
-    let certificate = certificate_source(plan, secrets)?;
+    let certificate = certificate_source(plan, secrets.as_ref())?;
     let mut callback = Callback {
         agents: None,
         metrics: None,
@@ -112,7 +112,7 @@ pub async fn start(
         authorities: watch::Sender::new(Vec::new()).subscribe(),
         freshening: None,
     };
-    let started = start_parts(plan, bmdb, sessions, certificate, metrics, &mut callback).await;
+    let started = start_parts(plan, bmdb, sessions, (certificate, secrets), metrics, &mut callback).await;
     if let Err(error) = started {
         callback.stop().await;
         return Err(server_failure(&error));
@@ -124,7 +124,7 @@ async fn start_parts(
     plan: &ServicePlan,
     bmdb: &Bmdb,
     sessions: &Sessions,
-    certificate: CertificateSource,
+    (certificate, secrets): (CertificateSource, Option<Arc<SecretsKey>>),
     metrics: Metrics,
     callback: &mut Callback,
 ) -> Result<(), ServerError> {
@@ -134,6 +134,7 @@ async fn start_parts(
             listen_address: plan.flags.agent_listen_address,
             endpoints: plan.endpoints.clone(),
             certificate: certificate.clone(),
+            secrets,
             renewal: RenewalClock::default(),
             agent_rate: agent_rate(),
             limits: ConnectionLimits::default(),
@@ -168,7 +169,16 @@ async fn start_parts(
     Ok(())
 }
 
-fn certificate_source(plan: &ServicePlan, secrets: Option<&Path>) -> Result<CertificateSource, Failure> {
+/// The key that secrets are sealed with, made where there is a place for it and none yet.
+pub fn secrets_key(path: Option<&Path>) -> Result<Option<Arc<SecretsKey>>, Failure> {
+    let open = |path| SecretsKey::open(path).map_err(|error| Failure::usage(error.to_string()));
+    Ok(path.map(open).transpose()?.map(Arc::new))
+}
+
+fn certificate_source(
+    plan: &ServicePlan,
+    secrets: Option<&Arc<SecretsKey>>,
+) -> Result<CertificateSource, Failure> {
     let flags = &plan.flags;
     if let (Some(certificate), Some(key)) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path) {
         return Ok(CertificateSource::Files {
@@ -177,11 +187,10 @@ fn certificate_source(plan: &ServicePlan, secrets: Option<&Path>) -> Result<Cert
             authority: flags.agent_endpoint_ca_certificate_path.clone(),
         });
     }
-    let path = secrets.ok_or_else(|| {
+    let key = secrets.ok_or_else(|| {
         Failure::usage(
             "give --secrets_key_path FILE: the key that seals the callback server's CA, made if absent",
         )
     })?;
-    let key = SecretsKey::open(path).map_err(|error| Failure::usage(error.to_string()))?;
-    Ok(CertificateSource::Shared(Arc::new(key)))
+    Ok(CertificateSource::Shared(key.clone()))
 }

@@ -102,6 +102,8 @@ pub enum Component {
     Retirer,
     /// Reboots machines and switches their power, as people order.
     Switcher,
+    /// Makes clusters of machines, and keeps them.
+    Cluster,
     /// Hears the agents.
     Callback,
     /// Answers operators.
@@ -125,7 +127,7 @@ pub struct ServiceFlags {
         value_name = "PART",
         value_delimiter = ',',
         hide_default_value = true,
-        default_value = "provisioner,initializer,recoverer,updater,retirer,switcher,callback,api"
+        default_value = "provisioner,initializer,recoverer,updater,retirer,switcher,cluster,callback,api"
     )]
     pub components: Vec<Component>,
     /// How logs are written.

@@ -343,6 +343,12 @@ fn runs(component: Component, flags: &ServiceFlags) -> String {
         Component::Switcher => {
             worker_line("switcher", flags.switcher_loop_parallelism, flags.switcher_db_query_rate)
         }
+        Component::Cluster => match flags.secrets_key_path {
+            None if flags.agent_tls_certificate_path.is_some() => {
+                "cluster: tends no clusters without --secrets_key_path".to_owned()
+            }
+            _ => "cluster: makes clusters of machines, and keeps them".to_owned(),
+        },
         Component::Callback => {
             format!("callback: hears agents on {}", flags.agent_listen_address)
         }

@@ -23,6 +23,7 @@ use crate::bmdb::url::password_warning;
 use crate::bmdb::wakeup::WakeUps;
 use crate::manager::access::{Access, AgentFile};
 use crate::manager::brakes::Brakes;
+use crate::manager::cluster::{self, ClusterSettings};
 use crate::manager::control_loop::{self, ControlLoop, LoopContext, LoopSettings};
 use crate::manager::failpoint;
 use crate::manager::housekeeping;
@@ -233,7 +234,8 @@ async fn start_parts(
 ) -> Result<(), Failure> {
     let bmdb = &database.bmdb;
     let secrets = database.key_path(plan.flags.secrets_key_path.as_deref(), "secrets.key");
-    let callback = callback::start(plan, bmdb, &running.sessions, secrets.as_deref(), counted).await?;
+    let secrets = callback::secrets_key(secrets.as_deref())?;
+    let callback = callback::start(plan, bmdb, &running.sessions, secrets.clone(), counted).await?;
     let authorities = callback.authorities.clone();
     running.callback = Some(callback);
 
@@ -297,6 +299,18 @@ async fn start_parts(
         let retirer = Retirer { providers: providers.clone() };
         let rate = flags.retirer_db_query_rate;
         running.spawn_loop(retirer, flags.retirer_loop_parallelism, rate, &wake_ups, metrics);
+    }
+    if has(Component::Cluster) {
+        match secrets {
+            Some(secrets) => {
+                let settings = ClusterSettings { secrets, metrics: metrics.clone() };
+                let stop = running.drain.clone();
+                running.workers.spawn(cluster::run(running.sessions.clone(), settings, stop));
+            }
+            None => tracing::info!(
+                "clusters are not tended: what they need to know is sealed with --secrets_key_path"
+            ),
+        }
     }
     if has(Component::Provisioner) {
         for (provider, breaker) in providers.iter() {

@@ -12,16 +12,17 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::curator::identity::{Identity, IdentityError};
 use crate::proto::agent::v1 as wire;
-use crate::roleserver::agent::{Agent, Event as AgentEvent};
+use crate::roleserver::agent::{Agent, Event as AgentEvent, no_cluster};
 use crate::roleserver::clock::BootClock;
 use crate::roleserver::enrolment::{self, EnrollError};
-use crate::roleserver::identity::{Identity, IdentityError};
 use crate::roleserver::known_time::KnownTime;
 use crate::simulator::fleet::{Fleet, host_now};
 use crate::simulator::hardware;
 use crate::simulator::journal::OpenCall;
 use crate::simulator::machine::{Event, Refusal, State};
+use crate::simulator::node::NodeOfMachine;
 use crate::simulator::state::Record;
 
 /// What simulated agents say they are.
@@ -65,18 +66,29 @@ pub fn build(
     index: usize,
     record: &Record,
     stop: CancellationToken,
-) -> Result<Agent, AgentError> {
+) -> Result<(Agent, Option<NodeOfMachine>), AgentError> {
     let enrolment = record.enrolment.as_ref().ok_or(AgentError::NotEnrolled)?;
     let identity = identity_of(record)?.ok_or(AgentError::NotEnrolled)?;
     let seed = fleet.nature.seed;
     let place = record.machine.index;
     let hostname = record.id.clone();
+    let node = fleet.nodes.as_ref().map(|nodes| nodes.of(enrolment.machine_id, &record.id));
+    let own_address = record.node_address.map(|address| address.to_string()).unwrap_or_default();
+    let asked = node.as_ref().map(|node| node.asked.clone());
+    let standing = asked.clone();
     let observer = {
         let (fleet, id) = (Arc::downgrade(fleet), record.id.clone());
         Arc::new(move |event: &AgentEvent| {
             let Some(fleet) = fleet.upgrade() else { return };
-            if !stop.is_cancelled() {
-                observe(&fleet, index, &id, event);
+            if stop.is_cancelled() {
+                return;
+            }
+            match (event, &asked) {
+                (AgentEvent::ClusterOrder { order }, Some(asked)) => {
+                    // All machines have the host's addresses; each has one more of its own.
+                    asked.hear(&wire::ClusterOrder { address: own_address.clone(), ..order.clone() });
+                }
+                _ => observe(&fleet, index, &id, event),
             }
         })
     };
@@ -84,7 +96,7 @@ pub fn build(
         boot_id: record.machine.boot_id(seed),
         booted_at: record.machine.booted_at,
     });
-    Ok(Agent {
+    let agent = Agent {
         machine_id: enrolment.machine_id,
         identity: Arc::new(identity),
         settings: enrolment.settings.clone(),
@@ -96,8 +108,10 @@ pub fn build(
         // All machines of the simulator have its host's clock, which is right.
         time: Arc::new(KnownTime::new(clock, None)),
         hardware: Arc::new(move || hardware::report(seed, place, &hostname)),
+        cluster: standing.map_or_else(no_cluster, |asked| Arc::new(move || asked.report())),
         observer,
-    })
+    };
+    Ok((agent, node))
 }
 
 fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
@@ -127,6 +141,13 @@ fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
         }),
         AgentEvent::SettingsRefused { reason } => {
             tracing::warn!(machine = id, reason, "settings refused");
+            Ok(())
+        }
+        AgentEvent::ClusterOrder { .. } => {
+            tracing::warn!(
+                machine = id,
+                "an order about a cluster is passed over: give --roleserver FILE to the simulator, and machines can be nodes"
+            );
             Ok(())
         }
         AgentEvent::Time { .. } => Ok(()),

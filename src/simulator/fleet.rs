@@ -26,6 +26,7 @@ use crate::simulator::face::{AgentFace, Effect, NOTHING, SshFace};
 use crate::simulator::faults::ProviderFault;
 use crate::simulator::journal::Journal;
 use crate::simulator::machine::{Event, Nature, Refusal};
+use crate::simulator::node::{Nodes, draw_address};
 use crate::simulator::port::Port;
 use crate::simulator::ssh;
 use crate::simulator::state::{FleetState, Record};
@@ -39,6 +40,8 @@ pub struct Fleet {
     pub nature: Nature,
     /// Where calls are written down.
     pub journal: Arc<Journal>,
+    /// What nodes of clusters need; without it no machine can be one.
+    pub nodes: Option<Nodes>,
     path: PathBuf,
     inner: Mutex<Inner>,
     changed: Notify,
@@ -71,6 +74,10 @@ struct Shown {
     ssh: CancellationToken,
     agent: Life,
     heard: Heard,
+    /// What runs as a node of a cluster.
+    node: CancellationToken,
+    /// Held by whatever runs as a node: the next one begins when the one before has ended.
+    disk: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// How far an agent has come.
@@ -116,11 +123,13 @@ impl Fleet {
         state: FleetState,
         path: PathBuf,
         journal: Arc<Journal>,
+        nodes: Option<Nodes>,
     ) -> std::io::Result<Arc<Self>> {
         let shown = state.machines.iter().map(|_| Shown::default()).collect();
         let fleet = Arc::new(Self {
             nature,
             journal,
+            nodes,
             path,
             inner: Mutex::new(Inner {
                 state,
@@ -140,6 +149,9 @@ impl Fleet {
             let mut inner = fleet.lock();
             for index in 0..inner.state.machines.len() {
                 fleet.reserve_port(&mut inner, index)?;
+                if fleet.nodes.is_some() {
+                    inner.state.machines[index].node_address.get_or_insert_with(draw_address);
+                }
                 let effects = inner.state.machines[index].machine.face().since(NOTHING);
                 fleet.carry_out(&mut inner, index, &effects);
             }
@@ -158,6 +170,7 @@ impl Fleet {
             for shown in &mut inner.shown {
                 shown.ssh.cancel();
                 shown.agent.over.cancel();
+                shown.node.cancel();
                 if let Some(port) = &mut shown.port {
                     port.close();
                 }
@@ -200,7 +213,11 @@ impl Fleet {
         if let Some(event) = event {
             tracing::info!(machine = %record.id, ?event, state = record.machine.state.as_str(), "stepped");
         }
+        let runs = record.machine.state.runs_programs();
         inner.state.machines[index] = record;
+        if !runs {
+            inner.shown[index].node.cancel();
+        }
         self.carry_out(&mut inner, index, &effects);
         self.touched(&mut inner);
         Ok(answer)
@@ -330,7 +347,13 @@ impl Fleet {
         }
         let over = self.shutdown.child_token();
         match agent::build(self, index, record, over.clone()) {
-            Ok(agent) => {
+            Ok((agent, node)) => {
+                if let Some(node) = node {
+                    shown.node.cancel();
+                    shown.node = self.shutdown.child_token();
+                    let (boot, disk) = (agent.clock.boot_id(), shown.disk.clone());
+                    self.tasks.spawn(node.run(boot, disk, shown.node.clone()));
+                }
                 shown.agent = Life { silent: CancellationToken::new(), over: over.clone() };
                 self.tasks.spawn(live(agent, shown.agent.silent.clone(), over));
             }
@@ -450,7 +473,7 @@ mod tests {
             boot: TimeDelta::zero(),
             persistent_per_mille: 0,
         };
-        let fleet = Fleet::start(nature, state, path.clone(), journal).unwrap();
+        let fleet = Fleet::start(nature, state, path.clone(), journal, None).unwrap();
         let port = fleet.read(|state| state.machines[0].ssh_port);
         let answers = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
         assert!(!answers(), "it is off");

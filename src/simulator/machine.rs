@@ -80,6 +80,12 @@ impl State {
         }
     }
 
+    /// Whether the programs on its disk run, the agent hung or not.
+    #[must_use]
+    pub const fn runs_programs(self) -> bool {
+        matches!(self, Self::AgentRunning | Self::AgentHung)
+    }
+
     /// Whether the machine has power.
     #[must_use]
     pub const fn powered(self) -> bool {

@@ -17,6 +17,8 @@
 //! * [`faults`][] says which faults there are and when they strike unasked.
 //! * [`fleet`][] owns all machines, steps them, and carries out the effects:
 //!   opening and closing SSH servers, starting and stopping agents.
+//! * [`node`][] lets a machine be a node of a cluster, with a real etcd, where the simulator is given the role
+//!   server's program.
 //! * [`state`][] keeps the fleet in a file. The simulator outlives any shepherd,
 //!   and a restarted simulator is the same fleet.
 //! * [`journal`][] writes every call down, start and end, for a checker to read
@@ -24,8 +26,8 @@
 //!
 //! # Non-goals
 //!
-//! It runs nothing on the host it stands on: an SSH command is recognised or
-//! answered with "not found". It listens on loopback addresses only.
+//! It runs nothing on the host it stands on but what nodes of clusters run: an SSH
+//! command is recognised or answered with "not found". It listens on loopback addresses only.
 
 pub mod agent;
 pub mod api;
@@ -38,6 +40,7 @@ pub mod hardware;
 pub mod host_key;
 pub mod journal;
 pub mod machine;
+pub mod node;
 mod port;
 pub mod seed;
 pub mod service;

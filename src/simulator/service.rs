@@ -16,6 +16,7 @@ use crate::simulator::faults::Profile;
 use crate::simulator::fleet::{Fleet, host_now};
 use crate::simulator::journal::Journal;
 use crate::simulator::machine::Nature;
+use crate::simulator::node::Nodes;
 use crate::simulator::seed::Seed;
 use crate::simulator::state::{FleetState, StateError, StateLock};
 
@@ -75,6 +76,9 @@ pub struct RunArgs {
     #[arg(long = "persistent_percent", alias = "persistent-percent", value_name = "PERCENT", default_value_t = PERSISTENT_PERCENT,
           value_parser = clap::value_parser!(u64).range(0..=100))]
     pub persistent_percent: u64,
+    /// The role server's program. With it machines can be nodes of clusters, each with a real etcd.
+    #[arg(long, value_name = "FILE")]
+    pub roleserver: Option<PathBuf>,
     /// End when standard input ends: when whoever holds its other end is gone, however it went.
     #[arg(long = "exit_with_parent", hide = true)]
     pub exit_with_parent: bool,
@@ -175,8 +179,12 @@ impl Simulator {
             boot,
             persistent_per_mille: args.persistent_percent * 10,
         };
-        let fleet =
-            Fleet::start(nature, state, args.state.clone(), journal).map_err(SimulatorError::Machines)?;
+        let nodes = args.roleserver.clone().map(|roleserver| {
+            let absolute = std::path::absolute(&args.state).unwrap_or_else(|_| args.state.clone());
+            Nodes { roleserver, disks: Nodes::disks_beside(&absolute) }
+        });
+        let fleet = Fleet::start(nature, state, args.state.clone(), journal, nodes)
+            .map_err(SimulatorError::Machines)?;
         tracing::info!(%address, machines, seed = nature.seed.0, faults = ?args.faults, "the simulator runs");
         Ok(Self { listener, address, fleet, _lock: lock })
     }

@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -68,6 +69,9 @@ pub struct Record {
     /// How often it was taken back from whoever had it. Each has it under another id.
     #[serde(default)]
     pub taken_back: u64,
+    /// Where it is reached as a node of a cluster; none before it could be one.
+    #[serde(default)]
+    pub node_address: Option<Ipv4Addr>,
     /// Power and reboot intents carried out, oldest first: asked again, they are not repeated.
     pub intents: VecDeque<IntentId>,
 }
@@ -138,6 +142,7 @@ impl FleetState {
             fallback: None,
             identity: None,
             taken_back: 0,
+            node_address: None,
             intents: VecDeque::new(),
         }));
     }

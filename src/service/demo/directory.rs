@@ -17,8 +17,9 @@ use crate::service::scratch::Scratch;
 /// What tells the directory of a demo from others.
 const MARK: &str = "shepherd-demo.lock";
 /// What a kept demo has in its directory besides.
-const KEPT: [&str; 7] = [
+const KEPT: [&str; 8] = [
     "simulator.json",
+    "simulator.json.disks",
     "simulator.json.calls.jsonl",
     "simulator.log",
     "bmdb",

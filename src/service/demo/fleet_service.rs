@@ -94,8 +94,12 @@ fn flag(name: &str, path: &Path) -> OsString {
 /// The role server to put on the machines: the one beside this program. Simulated machines take
 /// any program and run none of it, so without one this program itself serves.
 fn agent_program(me: &Path) -> PathBuf {
-    let beside = me.with_file_name("roleserver");
-    if beside.is_file() { beside } else { me.to_path_buf() }
+    roleserver(me).unwrap_or_else(|| me.to_path_buf())
+}
+
+/// The role server beside this program, if it is there.
+pub(super) fn roleserver(me: &Path) -> Option<PathBuf> {
+    Some(me.with_file_name("roleserver")).filter(|beside| beside.is_file())
 }
 
 /// A port that is nobody else's while this stands: bound, and never listened on. What was bound and given back

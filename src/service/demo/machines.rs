@@ -9,6 +9,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
 use crate::service::demo::DemoFlags;
+use crate::service::demo::fleet_service::roleserver;
 use crate::service::failure::Failure;
 
 /// How long the simulator may take to start, and to end.
@@ -41,6 +42,12 @@ impl Simulator {
             .arg(directory.join("simulator.json"))
             .args(["--machines", &demo.machines.to_string(), "--seed", &demo.seed.to_string()])
             .args(["--faults", &faults, "--exit_with_parent"])
+            // With it the machines can be nodes of clusters.
+            .args(
+                roleserver(me)
+                    .into_iter()
+                    .flat_map(|program| ["--roleserver".into(), program.into_os_string()]),
+            )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(errors)

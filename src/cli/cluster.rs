@@ -1,0 +1,481 @@
+//! `cluster create|get|describe|scale|roles|approve|delete`: clusters of machines.
+
+use std::fmt::Write as _;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use crate::bmdb::action::Done;
+use crate::bmdb::cluster::{Change, target, view, with_machines};
+use crate::cli::again;
+use crate::cli::dry_run;
+use crate::cli::error::CliError;
+use crate::cli::examples;
+use crate::cli::get;
+use crate::cli::operate::direct;
+use crate::cli::output::{Format, table, width};
+use crate::cli::remote::refused;
+use crate::cli::remote_read::{at, moment};
+use crate::cli::source::Source;
+use crate::model::cluster::spec::{Approval, Spec};
+use crate::model::cluster::view::{ClusterMachineView, ClusterView};
+use crate::model::telling::{absolute, rough};
+use crate::model::time::{Timestamp, between};
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::clusters_client::ClustersClient;
+
+/// What can be done with clusters.
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Ask for a cluster of machines of the fleet
+    #[command(after_help = examples::CLUSTER_CREATE)]
+    Create(CreateCluster),
+    /// List clusters
+    #[command(after_help = examples::CLUSTER_GET)]
+    Get,
+    /// Show a cluster, its machines, and what each waits for
+    #[command(after_help = examples::CLUSTER_DESCRIBE)]
+    Describe(OfCluster),
+    /// Change how many machines a cluster is to have
+    #[command(after_help = examples::CLUSTER_SCALE)]
+    Scale(ScaleCluster),
+    /// Change what the workers of a cluster do
+    #[command(after_help = examples::CLUSTER_ROLES)]
+    Roles(RolesOfCluster),
+    /// Let a machine into a cluster whose approval is manual
+    #[command(after_help = examples::CLUSTER_APPROVE)]
+    Approve(ApproveInCluster),
+    /// End a cluster: its machines leave it, and what they keep of it is removed
+    #[command(after_help = examples::CLUSTER_DELETE)]
+    Delete(DeleteCluster),
+}
+
+/// A cluster to show.
+#[derive(Debug, Args)]
+pub struct OfCluster {
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+/// A cluster to ask for.
+#[derive(Debug, Args)]
+pub struct CreateCluster {
+    /// Its name: lower-case letters, digits and dashes
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// How many machines run its control plane: 1, 3, 5 or 7
+    #[arg(long = "control_plane", alias = "control-plane", value_name = "N", default_value_t = 3)]
+    pub control_plane: u32,
+    /// How many more machines it has
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub workers: u32,
+    /// Which machines may be chosen, as location=ams,memory>=64GiB,label.rack=7 [default: any]
+    #[arg(long, value_name = "TERMS", default_value = "", hide_default_value = true)]
+    pub select: String,
+    /// A role that every worker is to have, as it is declared to the cluster; may be given several times
+    #[arg(long, value_name = "ROLE")]
+    pub role: Vec<String>,
+    /// Who lets machines in: the shepherd, by the key that each reported over its agent channel, or a person
+    #[arg(
+        long,
+        value_name = "WHO",
+        default_value = "automatic",
+        value_parser = PossibleValuesParser::new(Approval::ALL.map(Approval::as_str))
+    )]
+    pub approval: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A cluster to change in size.
+#[derive(Debug, Args)]
+pub struct ScaleCluster {
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// How many machines are to run its control plane: 1, 3, 5 or 7
+    #[arg(
+        long = "control_plane",
+        alias = "control-plane",
+        value_name = "N",
+        required_unless_present = "workers"
+    )]
+    pub control_plane: Option<u32>,
+    /// How many more machines it is to have
+    #[arg(long, value_name = "N")]
+    pub workers: Option<u32>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A cluster whose workers are to do something else.
+#[derive(Debug, Args)]
+pub struct RolesOfCluster {
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// A role that every worker is to have; may be given several times
+    #[arg(long, value_name = "ROLE", required_unless_present = "take")]
+    pub give: Vec<String>,
+    /// A role that no worker is to have; may be given several times
+    #[arg(long, value_name = "ROLE")]
+    pub take: Vec<String>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A machine to let in.
+#[derive(Debug, Args)]
+pub struct ApproveInCluster {
+    /// The cluster
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The machine: its id, or its provider's name for it
+    #[arg(value_name = "MACHINE")]
+    pub machine: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A cluster to end.
+#[derive(Debug, Args)]
+pub struct DeleteCluster {
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+async fn read(source: &Source, name: Option<&str>) -> Result<(Vec<ClusterView>, Timestamp), CliError> {
+    match source {
+        Source::Direct(bmdb) => {
+            let name = name.map(str::to_owned);
+            let look = bmdb.inspect(move |tx| {
+                let name = name.clone();
+                Box::pin(async move { with_machines(tx, name.as_deref()).await })
+            });
+            let (found, now) = look.await?;
+            Ok((found.iter().map(view).collect(), now))
+        }
+        Source::Api(remote) => {
+            let request = v1::ListClustersRequest { name: name.unwrap_or_default().to_owned() };
+            let said = ClustersClient::new(remote.service()).list(request).await;
+            let said = said.map_err(refused)?.into_inner();
+            let clusters = said.clusters.into_iter().map(cluster).collect::<Result<_, _>>()?;
+            Ok((clusters, at(said.at, "its moment")?))
+        }
+    }
+}
+
+fn cluster(said: v1::Cluster) -> Result<ClusterView, CliError> {
+    Ok(ClusterView {
+        name: said.name,
+        id: said.id,
+        stage: said.stage,
+        control_plane: said.control_plane,
+        workers: said.workers,
+        select: said.select,
+        roles: said.roles,
+        approval: said.approval,
+        created_at: at(said.created_at, "when a cluster was asked for")?,
+        created_by: said.created_by,
+        deleting_by: said.deleting_by,
+        curators: said.curators,
+        seen_at: said.seen_at.and_then(moment),
+        voters: said.voters,
+        voters_reached: said.voters_reached,
+        waits: said.waits,
+        machines: said.machines.into_iter().map(machine).collect(),
+    })
+}
+
+fn machine(said: v1::ClusterMachine) -> ClusterMachineView {
+    ClusterMachineView {
+        machine: said.machine,
+        name: said.name,
+        part: said.part,
+        location: said.location,
+        phase: said.phase,
+        node: said.node,
+        state: said.state,
+        health: said.health,
+        roles: said.roles,
+        leaving: said.leaving,
+        waits: said.waits,
+    }
+}
+
+/// What a cluster command answers.
+pub async fn cluster_command(
+    source: &Source,
+    command: &ClusterCommand,
+    format: Format,
+) -> Result<String, CliError> {
+    match command {
+        ClusterCommand::Create(asked) => create(source, asked, format).await,
+        ClusterCommand::Get => list(source, format).await,
+        ClusterCommand::Describe(of) => describe(source, &of.name, format).await,
+        ClusterCommand::Scale(asked) => {
+            let change =
+                Change { control_plane: asked.control_plane, workers: asked.workers, ..Change::default() };
+            alter(source, &asked.name, change, &asked.reason, format).await
+        }
+        ClusterCommand::Roles(asked) => {
+            let change = Change {
+                give: asked.give.iter().cloned().collect(),
+                take: asked.take.iter().cloned().collect(),
+                ..Change::default()
+            };
+            alter(source, &asked.name, change, &asked.reason, format).await
+        }
+        ClusterCommand::Approve(asked) => approve(source, asked, format).await,
+        ClusterCommand::Delete(asked) => delete(source, asked, format).await,
+    }
+}
+
+async fn list(source: &Source, format: Format) -> Result<String, CliError> {
+    let (clusters, now) = read(source, None).await?;
+    if format == Format::Json {
+        return get::json(&json!({ "clusters": clusters }));
+    }
+    if clusters.is_empty() {
+        return Ok("no clusters; shepherdctl cluster create NAME asks for one\n".to_owned());
+    }
+    let rows: Vec<Vec<String>> = clusters
+        .iter()
+        .map(|cluster| {
+            vec![
+                cluster.name.clone(),
+                cluster.stage.clone(),
+                cluster.control_plane.to_string(),
+                cluster.workers.to_string(),
+                format!("{}/{}", cluster.healthy(), cluster.machines.len()),
+                votes(cluster),
+                rough(between(cluster.created_at, now)),
+            ]
+        })
+        .collect();
+    let head = ["CLUSTER", "STAGE", "CONTROL PLANE", "WORKERS", "HEALTHY", "VOTES", "AGE"];
+    Ok(table(&head, &rows, width()))
+}
+
+fn votes(cluster: &ClusterView) -> String {
+    match (cluster.voters_reached, cluster.voters) {
+        (Some(reached), Some(voters)) => format!("{reached}/{voters}"),
+        _ => "-".to_owned(),
+    }
+}
+
+async fn describe(source: &Source, name: &str, format: Format) -> Result<String, CliError> {
+    let (mut clusters, now) = read(source, Some(name)).await?;
+    let cluster = clusters.pop().ok_or_else(|| {
+        CliError::Wrong(format!("there is no cluster {name:?}; run: shepherdctl cluster get"))
+    })?;
+    if format == Format::Json {
+        return get::json(&json!({ "cluster": cluster }));
+    }
+    Ok(described(&cluster, now))
+}
+
+fn described(cluster: &ClusterView, now: Timestamp) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: &str| {
+        let _ = writeln!(text, "{name:<14} {value}");
+    };
+    line("cluster", &cluster.name);
+    line("id", &cluster.id);
+    let stage = match &cluster.deleting_by {
+        Some(by) => format!("{}, as {by} ordered", cluster.stage),
+        None => cluster.stage.clone(),
+    };
+    line("stage", &stage);
+    line("wanted", &format!("{} control-plane, {} workers", cluster.control_plane, cluster.workers));
+    if !cluster.select.is_empty() {
+        line("select", &cluster.select);
+    }
+    if !cluster.roles.is_empty() {
+        line("worker roles", &cluster.roles.join(", "));
+    }
+    line("approval", &cluster.approval);
+    line("asked for", &format!("{} by {}", absolute(cluster.created_at), cluster.created_by));
+    if !cluster.curators.is_empty() {
+        line("curators", &cluster.curators.join(", "));
+    }
+    if let Some(seen) = cluster.seen_at {
+        line("last answer", &format!("{} ago; {} votes reached", rough(between(seen, now)), votes(cluster)));
+    }
+    for wait in &cluster.waits {
+        line("waits", wait);
+    }
+    if cluster.machines.is_empty() {
+        return text;
+    }
+    let dash = || "-".to_owned();
+    let rows: Vec<Vec<String>> = cluster
+        .machines
+        .iter()
+        .map(|machine| {
+            vec![
+                machine.name.clone(),
+                machine.part.clone(),
+                machine.location.clone().unwrap_or_else(dash),
+                machine.phase.clone(),
+                machine.health.clone().unwrap_or_else(dash),
+                if machine.roles.is_empty() { dash() } else { machine.roles.join(", ") },
+            ]
+        })
+        .collect();
+    text.push('\n');
+    text.push_str(&table(&["MACHINE", "PART", "LOCATION", "PHASE", "HEALTH", "ROLES"], &rows, width()));
+    let mut waits = String::new();
+    for machine in &cluster.machines {
+        if let Some(why) = &machine.leaving {
+            let _ = writeln!(waits, "{} leaves: {why}", machine.name);
+        }
+        if let Some(wait) = &machine.waits {
+            let _ = writeln!(waits, "{} waits: {wait}", machine.name);
+        }
+    }
+    if !waits.is_empty() {
+        text.push('\n');
+        text.push_str(&waits);
+    }
+    text
+}
+
+fn given(reason: &str) -> Result<(), CliError> {
+    if reason.trim().is_empty() {
+        return Err(CliError::Wrong("--reason is empty; whoever reads the audit will want to know".into()));
+    }
+    Ok(())
+}
+
+fn told(name: &str, done: &Done, format: Format) -> Result<String, CliError> {
+    match format {
+        Format::Json => {
+            let mut answer = json!({ "cluster": name, "changed": done.changed, "said": done.said });
+            dry_run::mark(&mut answer);
+            get::json(&answer)
+        }
+        Format::Table => Ok(format!("{}\n", dry_run::line(&format!("{} {}", target(name), done.said)))),
+    }
+}
+
+async fn create(source: &Source, asked: &CreateCluster, format: Format) -> Result<String, CliError> {
+    given(&asked.reason)?;
+    let spec = Spec {
+        name: asked.name.clone(),
+        control_plane: asked.control_plane,
+        workers: asked.workers,
+        selector: asked.select.parse().map_err(|said| CliError::Wrong(format!("--select: {said}")))?,
+        roles: asked.role.iter().cloned().collect(),
+        approval: asked.approval.parse().unwrap_or_default(),
+    };
+    spec.check().map_err(CliError::Wrong)?;
+    let done = match source {
+        Source::Direct(bmdb) => {
+            let order = direct("shepherd.fleet.v1.Clusters/Create", target(&asked.name), Some(&asked.reason));
+            bmdb.create_cluster(order, spec).await?.done
+        }
+        Source::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::CreateClusterRequest {
+                    name: spec.name.clone(),
+                    order: Some(order),
+                    control_plane: spec.control_plane,
+                    workers: spec.workers,
+                    select: spec.selector.to_string(),
+                    roles: spec.roles.iter().cloned().collect(),
+                    approval: spec.approval.as_str().to_owned(),
+                };
+                ClustersClient::new(service).create(request).await
+            };
+            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            Done { changed: done.changed, said: done.said }
+        }
+    };
+    told(&asked.name, &done, format)
+}
+
+async fn alter(
+    source: &Source,
+    name: &str,
+    change: Change,
+    reason: &str,
+    format: Format,
+) -> Result<String, CliError> {
+    given(reason)?;
+    let done = match source {
+        Source::Direct(bmdb) => {
+            let order = direct("shepherd.fleet.v1.Clusters/Change", target(name), Some(reason));
+            bmdb.change_cluster(order, name.to_owned(), change).await?.done
+        }
+        Source::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::ChangeClusterRequest {
+                    name: name.to_owned(),
+                    order: Some(order),
+                    control_plane: change.control_plane,
+                    workers: change.workers,
+                    give: change.give.iter().cloned().collect(),
+                    take: change.take.iter().cloned().collect(),
+                };
+                ClustersClient::new(service).change(request).await
+            };
+            let done = again::order(&mut remote.clone(), reason, give).await?;
+            Done { changed: done.changed, said: done.said }
+        }
+    };
+    told(name, &done, format)
+}
+
+async fn approve(source: &Source, asked: &ApproveInCluster, format: Format) -> Result<String, CliError> {
+    given(&asked.reason)?;
+    let done = match source {
+        Source::Direct(bmdb) => {
+            let order =
+                direct("shepherd.fleet.v1.Clusters/Approve", target(&asked.name), Some(&asked.reason));
+            bmdb.approve_in_cluster(order, asked.name.clone(), asked.machine.clone()).await?.done
+        }
+        Source::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::ApproveInClusterRequest {
+                    name: asked.name.clone(),
+                    order: Some(order),
+                    machine: asked.machine.clone(),
+                };
+                ClustersClient::new(service).approve(request).await
+            };
+            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            Done { changed: done.changed, said: done.said }
+        }
+    };
+    told(&asked.name, &done, format)
+}
+
+async fn delete(source: &Source, asked: &DeleteCluster, format: Format) -> Result<String, CliError> {
+    given(&asked.reason)?;
+    let done = match source {
+        Source::Direct(bmdb) => {
+            let order = direct("shepherd.fleet.v1.Clusters/Delete", target(&asked.name), Some(&asked.reason));
+            bmdb.delete_cluster(order, asked.name.clone()).await?.done
+        }
+        Source::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::DeleteClusterRequest { name: asked.name.clone(), order: Some(order) };
+                ClustersClient::new(service).delete(request).await
+            };
+            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            Done { changed: done.changed, said: done.said }
+        }
+    };
+    told(&asked.name, &done, format)
+}

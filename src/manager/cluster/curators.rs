@@ -1,0 +1,246 @@
+//! What the shepherd says to the curators of a cluster, and what they answer.
+//!
+//! The shepherd is an owner of the cluster: the cluster was founded with the public half of a key that is sealed in the
+//! BMDB. By that key alone it may do one thing, claim a certificate, and what it claims lasts for an hour and is kept in
+//! memory. Whoever holds the cluster's lease next claims another one. Nothing here is more than the curators' contract
+//! allows any owner.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret as _, SecretSlice};
+use tonic::Status;
+use uuid::Uuid;
+
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::secret::{SecretError, SecretsKey};
+use crate::curator::clock::Clock;
+use crate::curator::identity::{Identity, IdentityError};
+use crate::curator::leader_channel::{Curators, LeaderChannel};
+use crate::curator::pki::{Anchor, PkiError, Renewal, Validity, renewal};
+use crate::curator::tls::{certified, client_config};
+use crate::model::cluster::state::{EtcdMember, Founded, Health, Node, NodeState, Seen};
+use crate::proto::curator::v1 as wire;
+use crate::proto::curator::v1::credentials_client::CredentialsClient;
+use crate::proto::curator::v1::management_client::ManagementClient;
+use crate::proto::curator::v1::node_health::Kind;
+use crate::proto::curator::v1::tickets_client::TicketsClient;
+
+/// How long a certificate that was claimed is good.
+const CERTIFICATE_LIFETIME: Duration = Duration::from_hours(1);
+/// How long curators have to answer.
+pub const ANSWER: Duration = Duration::from_secs(5);
+
+/// Why nothing was answered.
+#[derive(Debug, thiserror::Error)]
+pub enum CuratorError {
+    /// The key of the owner cannot be had.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// It is none.
+    #[error("the shepherd's key as an owner of the cluster cannot be used: {0}")]
+    Key(#[from] IdentityError),
+    /// The cluster's authority is none.
+    #[error("the certificate of the cluster's authority cannot be used: {0}")]
+    Authority(#[from] PkiError),
+    /// TLS cannot be had.
+    #[error("the shepherd's certificate for the cluster cannot be used: {0}")]
+    Tls(#[from] rustls::Error),
+    /// It refused, or could not.
+    #[error("{doing}: {said}", said = .status.message())]
+    Said {
+        /// What was asked.
+        doing: &'static str,
+        /// The answer.
+        status: Status,
+    },
+    /// Nobody answered.
+    #[error("{doing}: no curator of the cluster answered within {} s", ANSWER.as_secs())]
+    Silent {
+        /// What was asked.
+        doing: &'static str,
+    },
+    /// Something was answered that cannot be.
+    #[error("a curator said something that cannot be: {0}")]
+    Odd(String),
+}
+
+/// Name under which the owner's key of a cluster is sealed.
+#[must_use]
+pub fn owner_secret(cluster: Uuid) -> String {
+    format!("cluster/{cluster}/owner")
+}
+
+/// The shepherd's key as an owner of a cluster, made when there is none.
+pub async fn owner_key(bmdb: &Bmdb, secrets: &SecretsKey, cluster: Uuid) -> Result<Identity, CuratorError> {
+    let name = owner_secret(cluster);
+    let made = secrets.get_or_create(bmdb, &name, || {
+        let key = Identity::generate().map_err(|error| error.to_string())?;
+        Ok(SecretSlice::from(key.pkcs8().to_vec()))
+    });
+    Ok(Identity::from_pkcs8(made.await?.expose_secret())?)
+}
+
+/// The way to the curators of one cluster.
+pub struct Way {
+    curators: Curators,
+    validity: Option<Validity>,
+    following: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        self.following.abort();
+    }
+}
+
+impl Way {
+    fn new(founded: &Founded, certificate: &[u8], key: &Identity) -> Result<Self, CuratorError> {
+        let anchor = Anchor::parse(&founded.ca_certificate)?;
+        let own = certified(certificate, key.pkcs8())?;
+        let configure =
+            move |expected| client_config(anchor.clone(), expected, Some(own.clone()), Clock::host());
+        let curators = Curators::new(Arc::new(configure));
+        curators.learn(founded.curators.iter().cloned());
+        let follower = curators.clone();
+        let following = tokio::spawn(async move { match follower.follow().await {} });
+        Ok(Self { curators, validity: Validity::read(certificate), following })
+    }
+
+    /// Claims a certificate by the owner's key, and goes by that from then on.
+    pub async fn claim(founded: &Founded, key: &Identity) -> Result<Self, CuratorError> {
+        let claiming = Self::new(founded, key.certificate_der(), key)?;
+        let lifetime_ms = u64::try_from(CERTIFICATE_LIFETIME.as_millis()).unwrap_or(u64::MAX);
+        let mut credentials = CredentialsClient::new(claiming.channel());
+        let asking = credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms });
+        let claimed = answered("claiming a certificate of the cluster", asking).await?;
+        Self::new(founded, &claimed.certificate, key)
+    }
+
+    /// Whether its certificate is to be claimed anew.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        let now = Clock::host().now();
+        self.validity.is_none_or(|validity| !matches!(renewal(validity, now), Renewal::NotBefore(_)))
+    }
+
+    fn channel(&self) -> LeaderChannel {
+        self.curators.channel()
+    }
+
+    fn management(&self) -> ManagementClient<LeaderChannel> {
+        ManagementClient::new(self.channel())
+    }
+
+    /// What the leader says of its nodes, and where curators are.
+    pub async fn see(&self) -> Result<(Seen, Vec<String>), CuratorError> {
+        let mut management = self.management();
+        let listed =
+            answered("listing nodes", management.list_nodes(wire::ListNodesRequest::default())).await?;
+        let etcd =
+            answered("listing members", management.get_consensus(wire::GetConsensusRequest {})).await?;
+        let cluster =
+            answered("asking for the directory", management.get_cluster(wire::GetClusterRequest {})).await?;
+        let nodes = listed.nodes.into_iter().map(node).collect::<Result<_, _>>()?;
+        let etcd = etcd.members.into_iter().map(|member| EtcdMember {
+            node: Some(member.node_id).filter(|id| !id.is_empty() && member.started),
+            learner: member.learner,
+            reachable: member.reachable,
+        });
+        let curators = cluster.directory.unwrap_or_default().curators;
+        self.curators.learn(curators.iter().cloned());
+        Ok((Seen { nodes, etcd: etcd.collect() }, curators))
+    }
+
+    /// Makes a ticket for one node.
+    pub async fn ticket(&self, purpose: String, lifetime: Duration) -> Result<Vec<u8>, CuratorError> {
+        let request = wire::CreateTicketRequest {
+            lifetime_ms: u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX),
+            uses: Some(1),
+            purpose,
+        };
+        let mut tickets = TicketsClient::new(self.channel());
+        Ok(answered("making a ticket", tickets.create(request)).await?.secret)
+    }
+
+    /// Lets a node in by its key.
+    pub async fn approve(&self, key: [u8; 32]) -> Result<(), CuratorError> {
+        let request = wire::ApproveRequest { public_key: key.to_vec() };
+        answered("approving a node", self.management().approve(request)).await.map(drop)
+    }
+
+    /// Changes a node's roles.
+    pub async fn roles(&self, node: &str, give: &[String], take: &[String]) -> Result<(), CuratorError> {
+        let request =
+            wire::UpdateRolesRequest { node_id: node.to_owned(), give: give.to_vec(), take: take.to_vec() };
+        answered("changing roles", self.management().update_roles(request)).await.map(drop)
+    }
+
+    /// Takes a node out for ever.
+    pub async fn decommission(&self, node: &str) -> Result<(), CuratorError> {
+        let request = wire::DecommissionRequest { node_id: node.to_owned() };
+        answered("decommissioning a node", self.management().decommission(request)).await.map(drop)
+    }
+
+    /// Forgets a node.
+    pub async fn delete(&self, node: &str) -> Result<(), CuratorError> {
+        let request = wire::DeleteRequest { node_id: node.to_owned(), ..Default::default() };
+        answered("deleting a node", self.management().delete(request)).await.map(drop)
+    }
+}
+
+/// Where the curator of the first node is reached.
+#[must_use]
+pub fn first_curator(address: &str, port: u16) -> Option<String> {
+    Some(std::net::SocketAddr::new(address.parse().ok()?, port).to_string())
+}
+
+/// Whether this is the certificate of the authority of that cluster.
+#[must_use]
+pub fn is_authority_of(certificate: &[u8], cluster: Uuid) -> bool {
+    Anchor::parse(certificate).is_ok_and(|anchor| anchor.cluster == cluster)
+}
+
+async fn answered<T>(
+    doing: &'static str,
+    asking: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, CuratorError> {
+    match tokio::time::timeout(ANSWER, asking).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(CuratorError::Said { doing, status }),
+        Err(_) => Err(CuratorError::Silent { doing }),
+    }
+}
+
+fn node(listed: wire::ListedNode) -> Result<Node, CuratorError> {
+    let odd = |what: &str| CuratorError::Odd(format!("a node without {what}"));
+    let node = listed.node.ok_or_else(|| odd("a record"))?;
+    let state = match node.state() {
+        wire::NodeState::New => NodeState::New,
+        wire::NodeState::Standby => NodeState::Standby,
+        wire::NodeState::Up => NodeState::Up,
+        wire::NodeState::Decommissioned => NodeState::Decommissioned,
+        wire::NodeState::Unspecified => return Err(odd("a state")),
+    };
+    let said = node.roles.unwrap_or_default();
+    let built_in = [
+        ("consensus-member", said.consensus_member.is_some()),
+        ("kubernetes-controller", said.kubernetes_controller),
+        ("kubernetes-worker", said.kubernetes_worker),
+    ];
+    let built_in = built_in.into_iter().filter(|(_, given)| *given).map(|(role, _)| role.to_owned());
+    let health = listed.health.unwrap_or_default();
+    let silence = Duration::from_millis(health.since_heartbeat_ms.unwrap_or(0));
+    Ok(Node {
+        key: node.public_key.try_into().map_err(|_| odd("a key of 32 bytes"))?,
+        machine: node.machine_id.parse().ok(),
+        state,
+        roles: built_in.chain(said.declared).collect(),
+        health: match health.kind() {
+            Kind::Healthy => Health::Healthy,
+            Kind::HeartbeatTimeout => Health::Silent(silence),
+            Kind::Unknown | Kind::Unspecified => Health::Unknown,
+        },
+        id: node.node_id,
+    })
+}

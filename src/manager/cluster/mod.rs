@@ -1,0 +1,327 @@
+//! Clusters: what operators asked for is made of the fleet's machines, and kept so.
+//!
+//! For each cluster a task, under a named lease, so that of any number of shepherds one at a time has it. A pass reads
+//! what the BMDB knows of the cluster and what its curators say, decides ([`crate::model::cluster::plan`]), does what was
+//! decided, and writes down what is waited for. Nothing is remembered between two passes but the way to the curators.
+//!
+//! # A crash between any two steps
+//!
+//! * A machine that was chosen and asked nothing is asked in the next pass.
+//! * A ticket that was made and never handed on expires within the hour, and is good for one node.
+//! * What curators were told and answered to nobody is seen in what they say next.
+//!
+//! # Who may do it
+//!
+//! Before anything goes out, the session must outlast the call: one who was frozen in between does no further step, finds
+//! its lease gone, and whoever has it by then decides anew. Curators know no fence, but each change there is guarded by what its leader
+//! knows, and can be made twice.
+
+pub mod curators;
+mod steps;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::bmdb::cluster::ClusterAndMachines;
+use crate::bmdb::cluster_work::{LEASE, Look, MachineLook};
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::lease::NamedLease;
+use crate::bmdb::secret::SecretsKey;
+use crate::bmdb::session::{Session, Sessions};
+use crate::manager::cluster::curators::{ANSWER, CuratorError, Way, owner_key};
+use crate::manager::control_loop::panic_text;
+use crate::manager::failpoint;
+use crate::manager::metrics::ManagerMetrics;
+use crate::model::cluster::plan::{Places, Plan, plan};
+use crate::model::cluster::spec::Part;
+use crate::model::cluster::state::{Cluster, Health, NodeState, Seen, View};
+
+/// Who starts its sessions.
+pub const COMPONENT: &str = "cluster";
+/// How often new clusters are looked for.
+const LOOK: Duration = Duration::from_secs(2);
+/// How often a cluster is looked at that is not as it is to be.
+const SOON: Duration = Duration::from_secs(2);
+/// How often a cluster is looked at that is.
+const SETTLED: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What it needs.
+#[derive(Clone)]
+pub struct ClusterSettings {
+    /// What seals orders and owners' keys.
+    pub secrets: Arc<SecretsKey>,
+    /// Where it counts.
+    pub metrics: ManagerMetrics,
+}
+
+/// Why a pass ended early.
+#[derive(Debug, thiserror::Error)]
+enum PassError {
+    #[error(transparent)]
+    Bmdb(#[from] BmdbError),
+    #[error(transparent)]
+    Curator(#[from] CuratorError),
+}
+
+/// Tends every cluster until `stop`.
+pub async fn run(sessions: Sessions, settings: ClusterSettings, stop: CancellationToken) {
+    let mut tended: BTreeSet<Uuid> = BTreeSet::new();
+    let mut tasks: JoinSet<Uuid> = JoinSet::new();
+    while !stop.is_cancelled() {
+        match sessions.bmdb().cluster_names().await {
+            Ok(clusters) => {
+                for (cluster, name) in clusters {
+                    if tended.insert(cluster) {
+                        let (sessions, settings, stop) = (sessions.clone(), settings.clone(), stop.clone());
+                        tasks.spawn(async move {
+                            tend(&sessions, (cluster, &name), &settings, &stop).await;
+                            cluster
+                        });
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot look for clusters; trying again"),
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(LOOK) => {}
+            Some(Ok(gone)) = tasks.join_next() => { tended.remove(&gone); }
+        }
+    }
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Tends one cluster until it is gone or `stop`. The lease is given back before it returns.
+async fn tend(
+    sessions: &Sessions,
+    (cluster, name): (Uuid, &str),
+    settings: &ClusterSettings,
+    stop: &CancellationToken,
+) {
+    let mut gone = false;
+    while !gone && !stop.is_cancelled() {
+        // Never given up half-way: a session that commits after we have stopped would stay open.
+        match sessions.start(COMPONENT, serde_json::json!({ "cluster": name })).await {
+            Ok(session) => {
+                settings.metrics.session_started(COMPONENT);
+                gone = passes(sessions.bmdb(), &session, (cluster, name), settings, stop).await;
+                if !session.lost().is_cancelled()
+                    && let Err(error) = sessions.close(&session, "the cluster is not tended any more").await
+                {
+                    tracing::warn!(name, %error, "cannot close a session; the reaper will");
+                }
+            }
+            Err(error) => tracing::warn!(name, %error, "cannot start a session to tend a cluster"),
+        }
+        stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
+    }
+}
+
+/// Makes passes under one session, until it is over or `stop`; says whether the cluster is gone.
+async fn passes(
+    bmdb: &Bmdb,
+    session: &Session,
+    (cluster, name): (Uuid, &str),
+    settings: &ClusterSettings,
+    stop: &CancellationToken,
+) -> bool {
+    while !stop.is_cancelled() && !session.lost().is_cancelled() {
+        match bmdb.take_lease(session, LEASE, &cluster.to_string()).await {
+            Ok(Some(lease)) => {
+                tracing::info!(name, fence = lease.fence, "tending a cluster");
+                let mut tending = Tending { bmdb, session, lease, settings, way: None, cluster, name };
+                let gone = tending.hold(stop).await;
+                if let Err(error) = bmdb.give_back_lease(&tending.lease).await {
+                    tracing::warn!(name, %error, "cannot give back a lease; the reaper will");
+                }
+                return gone;
+            }
+            // Whoever has it tends it.
+            Ok(None) => match bmdb.cluster(name).await {
+                Ok(None) => return true,
+                _ => drop(stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await),
+            },
+            Err(error) => {
+                tracing::warn!(name, %error, "cannot take a cluster's lease; trying again");
+                stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
+            }
+        }
+    }
+    false
+}
+
+/// What a pass left.
+enum After {
+    /// There is no such cluster any more.
+    Gone,
+    /// It is looked at again after this long.
+    Again(Duration),
+}
+
+struct Tending<'t> {
+    bmdb: &'t Bmdb,
+    session: &'t Session,
+    lease: NamedLease,
+    settings: &'t ClusterSettings,
+    way: Option<Way>,
+    cluster: Uuid,
+    name: &'t str,
+}
+
+impl Tending<'_> {
+    async fn hold(&mut self, stop: &CancellationToken) -> bool {
+        let name = self.name.to_owned();
+        loop {
+            let lost = self.session.lost().clone();
+            // Dropped at its next wait when the session is over: what it had begun is begun anew by whoever is next.
+            let pause = tokio::select! {
+                () = stop.cancelled() => return false,
+                () = lost.cancelled() => return false,
+                result = AssertUnwindSafe(self.pass()).catch_unwind() => match result {
+                    Ok(Ok(After::Gone)) => return true,
+                    Ok(Ok(After::Again(pause))) => pause,
+                    Ok(Err(PassError::Bmdb(BmdbError::SessionOver | BmdbError::LeaseLost))) => return false,
+                    Ok(Err(error)) => {
+                        tracing::warn!(name, %error, "a pass over a cluster failed");
+                        SOON
+                    }
+                    Err(panic) => {
+                        let text = panic_text(&*panic);
+                        tracing::error!(name, text, "a pass over a cluster panicked; the next one is made");
+                        SOON
+                    }
+                },
+            };
+            tokio::select! {
+                () = stop.cancelled() => return false,
+                () = lost.cancelled() => return false,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn pass(&mut self) -> Result<After, PassError> {
+        let Some(found) = self.bmdb.cluster(self.name).await? else { return Ok(After::Gone) };
+        if found.cluster.id != self.cluster {
+            return Ok(After::Gone);
+        }
+        let view = self.view(&found).await?;
+        let cluster = cluster_of(&found, view);
+        let lacking = Part::ALL.into_iter().any(|part| cluster.lacks(part) > 0);
+        let candidates =
+            if lacking { self.bmdb.cluster_candidates(&cluster.spec.selector).await? } else { Vec::new() };
+        let places: Places =
+            found.machines.iter().map(|line| (line.member.machine, line.location.clone())).collect();
+        let mut planned = plan(&cluster, &candidates, &places, crate::curator::clock::Clock::host().now());
+        let steps = std::mem::take(&mut planned.steps);
+        let busy = !steps.is_empty();
+        for step in steps {
+            failpoint::pass(COMPONENT, "step");
+            // It is renewed soon, or it is over; either way the rest is planned anew.
+            if self.session.remaining() <= ANSWER {
+                return Ok(After::Again(PAUSE));
+            }
+            if self.take(&found, &cluster, &step, &mut planned).await? {
+                return Ok(After::Gone);
+            }
+        }
+        let settled = !busy && planned.is_settled();
+        self.bmdb.looked_at_cluster(&self.lease, self.cluster, &look_of(&cluster, &planned, settled)).await?;
+        Ok(After::Again(if settled { SETTLED } else { SOON }))
+    }
+
+    /// What the curators say; that none answers is what is known then, and no failure of the pass.
+    async fn view(&mut self, found: &ClusterAndMachines) -> Result<View, PassError> {
+        let Some(founded) = found.cluster.founded.as_ref().filter(|_| found.cluster.deleting.is_none())
+        else {
+            return Ok(View::Nobody);
+        };
+        if self.way.as_ref().is_some_and(Way::is_over) {
+            self.way = None;
+        }
+        let asked = async {
+            if self.way.is_none() {
+                let key = owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
+                self.way = Some(Way::claim(founded, &key).await?);
+            }
+            match &self.way {
+                Some(way) => way.see().await,
+                None => Err(CuratorError::Odd("no way to it".to_owned())),
+            }
+        };
+        match asked.await {
+            Ok((seen, curators)) => {
+                if !curators.is_empty() && curators != founded.curators {
+                    self.bmdb.keep_curators(&self.lease, self.cluster, &curators).await?;
+                }
+                Ok(View::Seen(seen))
+            }
+            Err(error) => {
+                tracing::info!(name = self.name, %error, "the curators of a cluster say nothing");
+                self.way = None;
+                Ok(View::Away(error.to_string()))
+            }
+        }
+    }
+}
+
+fn cluster_of(found: &ClusterAndMachines, view: View) -> Cluster {
+    let cluster = &found.cluster;
+    Cluster {
+        id: cluster.id,
+        spec: cluster.spec.clone(),
+        deleting: cluster.deleting.is_some(),
+        founded: cluster.founded.clone(),
+        members: found.machines.iter().map(|line| line.member.clone()).collect(),
+        view,
+    }
+}
+
+/// What is written down of a pass.
+fn look_of(cluster: &Cluster, planned: &Plan, settled: bool) -> Look {
+    let none = Seen::default();
+    let (seen, answered) = match &cluster.view {
+        View::Seen(seen) => (seen, true),
+        View::Nobody | View::Away(_) => (&none, false),
+    };
+    let etcd: BTreeMap<&str, bool> =
+        seen.etcd.iter().filter_map(|member| Some((member.node.as_deref()?, !member.learner))).collect();
+    let machines = cluster.members.iter().map(|member| {
+        let node = member.key().and_then(|key| seen.node_of(&key));
+        let look = MachineLook {
+            waits: planned.machines.get(&member.machine).cloned(),
+            node: node.map(|node| {
+                let state = match node.state {
+                    NodeState::New => "new",
+                    NodeState::Standby => "standby",
+                    NodeState::Up => "up",
+                    NodeState::Decommissioned => "decommissioned",
+                };
+                let health = match node.health {
+                    Health::Healthy => "healthy",
+                    Health::Silent(_) => "silent",
+                    Health::Unknown => "unknown",
+                };
+                (node.id.clone(), state, node.roles.iter().cloned().collect(), health)
+            }),
+            voter: node.is_some_and(|node| etcd.get(node.id.as_str()).copied().unwrap_or(false)),
+        };
+        (member.machine, look)
+    });
+    Look {
+        waits: planned.waits.clone(),
+        settled,
+        seen: answered,
+        votes: answered.then(|| seen.votes()),
+        machines: machines.collect(),
+    }
+}

@@ -1,0 +1,162 @@
+//! Doing what was planned about a cluster.
+//!
+//! A step that a curator refuses or nobody answers is what is waited for; the next pass plans anew. What the BMDB cannot
+//! do ends the pass.
+
+use prost::Message as _;
+use secrecy::SecretSlice;
+
+use crate::bmdb::cluster::ClusterAndMachines;
+use crate::manager::cluster::curators::{
+    CuratorError, Way, first_curator, is_authority_of, owner_key, owner_secret,
+};
+use crate::manager::cluster::{PassError, Tending};
+use crate::model::cluster::plan::{Plan, Step, TICKET_LIFETIME};
+use crate::model::cluster::state::{Cluster, Founded, Wanted};
+use crate::model::ids::MachineId;
+use crate::model::label;
+use crate::proto::agent::v1 as wire;
+use crate::proto::agent::v1::cluster_order::What;
+
+/// The port of curators.
+const CURATOR_PORT: u16 = 7835;
+/// What orders are sealed as.
+const SEALED: &str = "an order about a cluster";
+
+impl Tending<'_> {
+    /// Does one step; says whether the cluster is gone. What stands in the way is added to what is waited for.
+    pub(super) async fn take(
+        &self,
+        found: &ClusterAndMachines,
+        cluster: &Cluster,
+        step: &Step,
+        planned: &mut Plan,
+    ) -> Result<bool, PassError> {
+        tracing::info!(name = self.name, ?step, "a step of a cluster");
+        let about = (self.cluster, self.name);
+        match step {
+            Step::Choose { machine, part } => {
+                self.bmdb.choose_for_cluster(&self.lease, about, *machine, *part).await?;
+            }
+            Step::Ask { machine, what } => {
+                let order = match self.order(found, cluster, *machine, *what).await {
+                    Ok(order) => order,
+                    Err(error) => {
+                        planned.machines.insert(*machine, error.to_string());
+                        return Ok(false);
+                    }
+                };
+                let plain = SecretSlice::from(order.encode_to_vec());
+                let sealed = self.settings.secrets.seal(SEALED, &plain).map_err(CuratorError::from)?;
+                self.bmdb.ask_about_cluster(&self.lease, *machine, (*what, self.name), sealed).await?;
+            }
+            Step::Founded { machine } => {
+                let report = cluster.members.iter().find(|member| member.machine == *machine);
+                let report = report.and_then(|member| member.report.clone()).unwrap_or_default();
+                let certificate = report.ca_certificate.unwrap_or_default();
+                let curator = report.address.and_then(|address| first_curator(&address, CURATOR_PORT));
+                match curator {
+                    Some(curator) if is_authority_of(&certificate, self.cluster) => {
+                        self.bmdb
+                            .cluster_founded(&self.lease, self.cluster, *machine, &certificate, &[curator])
+                            .await?;
+                    }
+                    _ => {
+                        let said = "it reports to be a node of another cluster; it has to leave that first";
+                        planned.machines.insert(*machine, said.to_owned());
+                    }
+                }
+            }
+            Step::Approve { machine, key } => {
+                let approved = match &self.way {
+                    Some(way) => way.approve(*key).await,
+                    None => Ok(()),
+                };
+                if let Err(error) = approved {
+                    planned.machines.insert(*machine, error.to_string());
+                }
+            }
+            Step::Roles { node, give, take } => {
+                if let Some(way) = &self.way {
+                    note(planned, way.roles(node, give, take).await.err());
+                }
+            }
+            Step::Decommission { node } => {
+                if let Some(way) = &self.way {
+                    note(planned, way.decommission(node).await.err());
+                }
+            }
+            Step::Delete { node } => {
+                if let Some(way) = &self.way {
+                    note(planned, way.delete(node).await.err());
+                }
+            }
+            Step::Leaving { machine, why } => {
+                self.bmdb.leave_cluster(&self.lease, about, *machine, why).await?;
+            }
+            Step::Forget { machine, how } => {
+                self.bmdb.forget_in_cluster(&self.lease, about, *machine, how).await?;
+            }
+            Step::Remove => {
+                let secrets = [owner_secret(self.cluster)];
+                self.bmdb.remove_cluster(&self.lease, self.cluster, &secrets).await?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The order that a machine is given. A ticket is made for it where it is to join.
+    async fn order(
+        &self,
+        found: &ClusterAndMachines,
+        cluster: &Cluster,
+        machine: MachineId,
+        what: Wanted,
+    ) -> Result<wire::ClusterOrder, CuratorError> {
+        let what = match what {
+            Wanted::Leave => What::Leave(wire::LeaveCluster {}),
+            Wanted::Found => {
+                let owner = owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
+                What::Found(wire::FoundCluster {
+                    cluster_id: self.cluster.to_string(),
+                    name: cluster.spec.name.clone(),
+                    owner_keys: vec![owner.public_key().to_vec()],
+                })
+            }
+            Wanted::Join => {
+                let (way, founded) = self.founded(cluster)?;
+                let purpose = format!("machine {machine}");
+                What::Join(wire::JoinCluster {
+                    ticket: way.ticket(purpose, TICKET_LIFETIME).await?,
+                    ca_certificate: founded.ca_certificate.clone(),
+                    curators: founded.curators.clone(),
+                })
+            }
+        };
+        let line = found.machines.iter().find(|line| line.member.machine == machine);
+        let location = line.and_then(|line| line.location.clone());
+        // A place that cannot be a label is left out: it is for people, and decides nothing.
+        let location = location.filter(|value| label::check_value(value).is_ok());
+        let part = line.map(|line| line.member.part.as_str().to_owned());
+        let labels = [("location", location), ("part", part)];
+        let labels = labels.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+        Ok(wire::ClusterOrder {
+            generation: 0,
+            what: Some(what),
+            labels: labels.collect(),
+            address: String::new(),
+        })
+    }
+
+    fn founded<'c>(&self, cluster: &'c Cluster) -> Result<(&Way, &'c Founded), CuratorError> {
+        let way = self.way.as_ref().zip(cluster.founded.as_ref());
+        way.ok_or_else(|| CuratorError::Odd("the cluster is not founded".to_owned()))
+    }
+}
+
+fn note(planned: &mut Plan, error: Option<CuratorError>) {
+    if let Some(error) = error {
+        planned.waits.push(error.to_string());
+    }
+}
