@@ -17,6 +17,7 @@ use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::{Files, FilesError};
 use crate::roleserver::cluster::heartbeat::heartbeat;
 use crate::roleserver::cluster::roles::roles;
+use crate::roleserver::cluster::services::services;
 use crate::roleserver::cluster::status::status;
 use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::outcome::Stop;
@@ -64,6 +65,10 @@ pub fn worker(settings: &Settings, facts: &Facts) -> Runnable {
             ("heartbeat", heartbeat(facts.clone())),
             ("certificate", certificate(files.clone(), facts.clone(), clock.clone())),
             ("directory", directory(files.clone(), facts.clone())),
+            (
+                "services",
+                services(files.clone(), facts.clone(), host.places.clone(), clock.clone(), boot_id.clone()),
+            ),
         ];
         let files = files.clone();
         async move {
