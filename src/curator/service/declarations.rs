@@ -166,7 +166,7 @@ mod tests {
         let source = Some(wire::program::Source::Path("/bin/server".to_owned()));
         let service = wire::Service {
             name: "server".to_owned(),
-            run: Some(wire::service::Run::Program(wire::Program { source })),
+            run: Some(wire::service::Run::Program(wire::Program { source, url: String::new() })),
             user: "root".to_owned(),
             ..Default::default()
         };

@@ -11,6 +11,7 @@
 //! | `curators.json` | enrolment, directory | where curators are |
 //! | `declarations.json`, `about.json` | services | what the node is to run of operators' roles: see there |
 //! | `services/` | services | a directory for each service |
+//! | `artefacts/` | services | programs that were fetched, by their digests |
 //! | `etcd/` | etcd | its data, its sockets, the files it proves itself with |
 //!
 //! What is damaged of the first three and of credentials is an error that a person must look at: to make another key
@@ -138,6 +139,12 @@ impl Files {
     #[must_use]
     pub fn services(&self) -> PathBuf {
         self.path.join("services")
+    }
+
+    /// Where artefacts are.
+    #[must_use]
+    pub fn artefacts(&self) -> PathBuf {
+        self.path.join("artefacts")
     }
 
     /// What was asked, if anything was.

@@ -16,13 +16,16 @@ use crate::roleserver::child::keep::{KeepError, Places, end_within, find, find_o
 use crate::roleserver::child::launch::{LaunchError, Order, Record, launch};
 use crate::roleserver::child::log;
 use crate::roleserver::child::spec::Spec;
-use crate::roleserver::cluster::services::placing::{PlacingError, place};
+use crate::roleserver::cluster::services::artefacts::Store;
+use crate::roleserver::cluster::services::placing::{PlacingError, link, place};
 use crate::roleserver::cluster::services::state::Note;
 use crate::roleserver::cluster::services::users::account;
 use crate::roleserver::cluster::services::wanted::{Id, Rendered, Wanted};
 use crate::roleserver::durable::{self, Durability};
 
 const NOTE: &str = "service.json";
+/// What a service that is an artefact has of it in its own directory.
+const LINK: &str = ".program";
 /// What nobody knows how long it may take to end.
 const UNKNOWN_STOP: Duration = Duration::from_secs(10);
 
@@ -33,6 +36,8 @@ pub struct Hands {
     pub places: Arc<Places>,
     /// Above the directories of services.
     pub directory: PathBuf,
+    /// Artefacts, on the same file system.
+    pub store: Store,
 }
 
 /// Why it was not done.
@@ -142,14 +147,19 @@ impl Hands {
         let (rendered, _) = wanted.rendered.as_ref().map_err(|why| HandsError::Rendering(why.clone()))?;
         let program = match &rendered.run {
             Run::Path(path) => PathBuf::from(path),
-            Run::Artefact(_) | Run::RootFilesystem { .. } => {
-                return Err(HandsError::Rendering("this release cannot run artefacts yet".to_owned()));
+            // By way of the directory that it runs in: no other way leads there but for us.
+            Run::Artefact { .. } => Path::new("/proc/self/cwd").join(LINK),
+            Run::RootFilesystem { .. } => {
+                return Err(HandsError::Rendering("root filesystems cannot be run".to_owned()));
             }
         };
         let spec = self.spec(wanted, &program)?;
         if let Some(owner) = spec.user {
             let files = before.map(|before| before.files.clone()).unwrap_or_default();
             place(&spec.directory, owner, &rendered.files, &files)?;
+        }
+        if let Run::Artefact { digest, .. } = &rendered.run {
+            link(&spec.directory, LINK, &self.store.path(*digest))?;
         }
         self.write_note(note)?;
         Ok(find_or_start(&spec, &self.places)?)

@@ -14,10 +14,10 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::curator::clock::Clock;
-use crate::curator::declaration::Sha256;
 use crate::roleserver::child::ending::{Ending, ended};
 use crate::roleserver::child::launch::Record;
 use crate::roleserver::cluster::facts::Facts;
+use crate::roleserver::cluster::services::artefacts::Artefacts;
 use crate::roleserver::cluster::services::hands::{Found, Hands};
 use crate::roleserver::cluster::services::plan::{Action, Circumstances, plan};
 use crate::roleserver::cluster::services::probe;
@@ -59,18 +59,21 @@ struct Looking {
     task: JoinHandle<()>,
 }
 
+/// What the keeper acts on.
+#[derive(Clone)]
+pub struct Inputs {
+    /// What is to run.
+    pub wanted: Value<BTreeMap<Id, Wanted>>,
+    /// Artefacts.
+    pub held: Value<Artefacts>,
+}
+
 /// The runnable, which brings this host to what is `wanted`. `boot_id` tells whether what is written down of an end is about this boot.
 #[must_use]
-pub fn keeper(
-    hands: Hands,
-    facts: Facts,
-    wanted: Value<BTreeMap<Id, Wanted>>,
-    clock: Clock,
-    boot_id: String,
-) -> Runnable {
+pub fn keeper(hands: Hands, facts: Facts, inputs: Inputs, clock: Clock, boot_id: String) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (hands, facts, clock, boot_id) = (hands.clone(), facts.clone(), clock.clone(), boot_id.clone());
-        let wanted = wanted.clone();
+        let inputs = inputs.clone();
         async move {
             let found = {
                 let hands = hands.clone();
@@ -79,7 +82,7 @@ pub fn keeper(
             let healthy = starting.healthy();
             let mut keeper = Keeper::new(hands, facts, clock, boot_id);
             keeper.adopt(found);
-            let ended = keeper.run(&wanted, healthy.scope()).await;
+            let ended = keeper.run(&inputs, healthy.scope()).await;
             keeper.leave().await;
             Err(ended)
         }
@@ -96,7 +99,7 @@ struct Keeper {
     processes: BTreeMap<Id, Process>,
     numbers: u64,
     since: Since,
-    artefacts: BTreeSet<Sha256>,
+    held: Artefacts,
     sender: mpsc::UnboundedSender<Event>,
     events: mpsc::UnboundedReceiver<Event>,
     /// What waits for ends of processes, and can be dropped at any moment.
@@ -119,7 +122,7 @@ impl Keeper {
             processes: BTreeMap::new(),
             numbers: 0,
             since: Since::default(),
-            artefacts: BTreeSet::new(),
+            held: Artefacts::default(),
             sender,
             events,
             watches: JoinSet::new(),
@@ -148,8 +151,8 @@ impl Keeper {
         }
     }
 
-    async fn run(&mut self, wanted: &Value<BTreeMap<Id, Wanted>>, scope: &Scope) -> Stop {
-        let mut wanted = wanted.watch();
+    async fn run(&mut self, inputs: &Inputs, scope: &Scope) -> Stop {
+        let (mut wanted, mut held) = (inputs.wanted.watch(), inputs.held.watch());
         let mut log_check = tokio::time::interval(LOG_CHECK);
         loop {
             let look_again = self.act();
@@ -162,6 +165,7 @@ impl Keeper {
             tokio::select! {
                 cancelled = scope.cancelled() => return cancelled.into(),
                 now = wanted.next() => self.wanted = Some(now),
+                now = held.next() => self.held = now,
                 Some(event) = self.events.recv() => self.hear(event),
                 // Nothing is kept of those that are over.
                 Some(_) = self.watches.join_next() => {}
@@ -203,7 +207,7 @@ impl Keeper {
         Circumstances {
             wanted: self.wanted.as_ref(),
             present: &self.present,
-            artefacts: &self.artefacts,
+            artefacts: &self.held.whole,
             now: self.now(),
         }
     }
@@ -414,7 +418,7 @@ impl Keeper {
     }
 
     fn tell(&mut self) {
-        let tellings = tellings(&self.circumstances(), &BTreeMap::new());
+        let tellings = tellings(&self.circumstances(), &self.held.said);
         let began = |id: &Id| self.present.get(id).map(|present| present.note.started_at_ms);
         let now = self.clock.now().timestamp_millis();
         let status = self.since.status(&tellings, began, now);

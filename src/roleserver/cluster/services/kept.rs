@@ -115,6 +115,7 @@ mod tests {
             name: name.to_owned(),
             run: Some(wire::service::Run::Program(wire::Program {
                 source: Some(wire::program::Source::Path("/bin/server".to_owned())),
+                url: String::new(),
             })),
             user: "root".to_owned(),
             ..Default::default()

@@ -16,6 +16,7 @@
 //! * [`wanted`][]: declarations with this node's facts put into them (pure). [`render`][]: where the facts come from.
 //! * [`state`][]: how a service is. [`plan`][]: what to do next (pure). [`told`][]: what is said of it (pure).
 //! * [`keeper`][]: the loop that does it. [`work`][]: what takes time. [`hands`][]: what is done on the host.
+//! * [`artefacts`][]: programs by their digest; [`fetch`][]: from where they are.
 //! * [`placing`][]: the files of a service. [`users`][]: as whom it runs. [`probe`][]: whether it is well.
 //!
 //! # What there is on the disk
@@ -30,10 +31,14 @@ use crate::curator::clock::Clock;
 use crate::roleserver::child::keep::Places;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::Files;
+use crate::roleserver::cluster::services::artefacts::Store;
 use crate::roleserver::cluster::services::hands::Hands;
+use crate::roleserver::cluster::services::keeper::Inputs;
 use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::value::Value;
 
+pub mod artefacts;
+pub mod fetch;
 pub mod follow;
 pub mod hands;
 pub mod keeper;
@@ -63,10 +68,14 @@ pub fn services(files: Files, facts: Facts, places: Arc<Places>, clock: Clock, b
                 facts.declarations.set(declared);
             }
             let wanted = Value::new();
-            let hands = Hands { places, directory: files.services() };
+            let held = Value::new();
+            let store = Store(files.artefacts());
+            let hands = Hands { places, directory: files.services(), store: store.clone() };
             starting.start("follow", follow::follow(files.clone(), facts.clone()))?;
             starting.start("render", render::render(files, facts.clone(), clock.clone(), wanted.clone()))?;
-            starting.start("keeper", keeper::keeper(hands, facts, wanted, clock, boot_id))?;
+            starting.start("artefacts", artefacts::artefacts(store, wanted.clone(), held.clone()))?;
+            starting
+                .start("keeper", keeper::keeper(hands, facts, Inputs { wanted, held }, clock, boot_id))?;
             Err(starting.healthy().scope().cancelled().await.into())
         }
     })

@@ -61,6 +61,24 @@ pub fn place(
     Ok(())
 }
 
+/// Gives a directory that was made another name of a file, which the user of the service can run and not change. Blocks.
+pub fn link(directory: &Path, name: &str, file: &Path) -> Result<(), PlacingError> {
+    let link = || -> Result<(), Error> {
+        let root = rustix::fs::open(directory, directory_flags(), Mode::empty())?;
+        match rustix::fs::unlinkat(&root, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(rustix::fs::linkat(rustix::fs::CWD, file, &root, name, AtFlags::empty())?)
+    };
+    link().map_err(|source| PlacingError {
+        doing: "linking",
+        path: name.to_owned(),
+        directory: directory.display().to_string(),
+        source,
+    })
+}
+
 fn open_root(directory: &Path, owner: User) -> Result<OwnedFd, Error> {
     if let Some(above) = directory.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(above)?;

@@ -111,7 +111,7 @@ impl Rendered {
     pub const fn artefact(&self) -> Option<Sha256> {
         match &self.run {
             Run::Path(_) => None,
-            Run::Artefact(digest) | Run::RootFilesystem { archive: digest, .. } => Some(*digest),
+            Run::Artefact { digest, .. } | Run::RootFilesystem { archive: digest, .. } => Some(*digest),
         }
     }
 
@@ -120,7 +120,8 @@ impl Rendered {
     pub fn digest(&self) -> String {
         let run = match &self.run {
             Run::Path(path) => ("path", path.clone(), String::new()),
-            Run::Artefact(digest) => ("artefact", hex::encode(digest.0), String::new()),
+            // From wherever it is fetched, it is the same.
+            Run::Artefact { digest, .. } => ("artefact", hex::encode(digest.0), String::new()),
             Run::RootFilesystem { archive, program } => ("root", hex::encode(archive.0), program.clone()),
         };
         let told = (run, &self.arguments, &self.environment, &self.files, &self.user);
@@ -323,7 +324,7 @@ pub(super) mod tests {
         let source = Some(wire::program::Source::Path("/bin/server".to_owned()));
         wire::Service {
             name: name.to_owned(),
-            run: Some(wire::service::Run::Program(wire::Program { source })),
+            run: Some(wire::service::Run::Program(wire::Program { source, url: String::new() })),
             user: "root".to_owned(),
             ..Default::default()
         }
@@ -424,7 +425,7 @@ pub(super) mod tests {
             },
             |service| {
                 let source = Some(wire::program::Source::Path("/bin/other".to_owned()));
-                service.run = Some(wire::service::Run::Program(wire::Program { source }));
+                service.run = Some(wire::service::Run::Program(wire::Program { source, url: String::new() }));
             },
         ];
         for (number, change) in others.into_iter().enumerate() {

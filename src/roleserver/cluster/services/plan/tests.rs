@@ -303,7 +303,7 @@ fn artefact_is_waited_for() {
     let (one, other) = (Sha256([1; 32]), Sha256([2; 32]));
     let mut web = service("web", "a", &[]);
     if let Ok((rendered, digest)) = &mut web.rendered {
-        rendered.run = Run::Artefact(one);
+        rendered.run = Run::Artefact { digest: one, url: String::new() };
         *digest = rendered.digest();
     }
     let wanted = all([web]);
