@@ -231,7 +231,11 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The role server's tasks end with the test's runtime; what it started does not.
+        // The role server's tasks end with the test's runtime; what it started does not. It is told to leave that alone,
+        // or both would be at it at once.
+        if let Some(Running::Inside { leaving, .. }) = &self.running {
+            leaving.cancel();
+        }
         self.running = None;
         for name in self.children() {
             let _ = end_within(&name, &self.places(), Duration::ZERO);

@@ -321,8 +321,11 @@ async fn services_start_when_those_they_depend_on_are_well_and_stop_in_the_oppos
     owner.roles(&node, &["line"], &[]).await?;
     let ill = until_status(&owner, &node, "base", |status| status.kind() == Kind::Unhealthy).await?;
     assert!(ill.message.contains("it ended by itself with status 1"), "{}", ill.message);
-    let waits = until_status(&owner, &node, "a-top", |status| status.kind() == Kind::Waiting).await?;
-    assert_eq!(waits.message, "it waits until and-middle, base are well");
+    let waits = until_status(&owner, &node, "a-top", |_| true).await?;
+    assert_eq!(
+        (waits.kind(), waits.message.as_str()),
+        (Kind::Waiting, "it waits until and-middle, base are well")
+    );
     assert_eq!(lines(), ["start base a"]);
     std::fs::write(&gate, "")?;
     for name in ["base", "and-middle", "a-top"] {
@@ -445,8 +448,7 @@ async fn node_that_comes_back_runs_its_services_before_any_curator_can_be_asked(
     std::fs::write(&kept, &whole[..whole.len() / 2])?;
     node.start()?;
     let services = node.facts.services.clone();
-    until("it has seen what there is", async || Ok(services.latest().is_some_and(|all| all.len() == 2)))
-        .await?;
+    until("it has seen what there is", async || Ok(services.latest().is_some())).await?;
     first.start()?;
     let told = node.facts.declarations.clone();
     until("it is told what to run", async || Ok(told.latest().is_some_and(|all| all.len() == 1)))

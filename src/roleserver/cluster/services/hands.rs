@@ -117,21 +117,21 @@ impl Hands {
         })
     }
 
-    /// Writes down what there is to say of a service.
-    pub fn write_note(&self, note: &Note) -> Result<(), HandsError> {
+    /// Writes down what there is to say of a service. What is only about this boot need not outlast it.
+    pub fn write_note(&self, note: &Note, durability: Durability) -> Result<(), HandsError> {
         use std::os::unix::fs::DirBuilderExt as _;
         let directory = self.places.directory.join(note.id.child());
         let path = directory.join(NOTE);
         let write = || {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-            durable::replace(&path, &serde_json::to_vec(note)?, Durability::Durable)
+            durable::replace(&path, &serde_json::to_vec(note)?, durability)
         };
         write().map_err(|source| HandsError::Io { doing: "writing", path: path.clone(), source })
     }
 
-    /// Lets what is newly declared of a service that runs hold for it.
+    /// Lets what is newly declared of a service that runs hold for it. It waits for no disk.
     pub fn adjust(&self, note: &Note) -> Result<(), HandsError> {
-        self.write_note(note)?;
+        self.write_note(note, Durability::UntilPowerLoss)?;
         let places = &self.places;
         places.mounts.group(&places.family(), &note.id.child(), &note.limits).map_err(KeepError::from)?;
         Ok(())
@@ -161,7 +161,7 @@ impl Hands {
         if let Run::Artefact { digest, .. } = &rendered.run {
             link(&spec.directory, LINK, &self.store.path(*digest))?;
         }
-        self.write_note(note)?;
+        self.write_note(note, Durability::Durable)?;
         Ok(find_or_start(&spec, &self.places)?)
     }
 

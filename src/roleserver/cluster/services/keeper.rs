@@ -25,6 +25,7 @@ use crate::roleserver::cluster::services::state::{Doing, Ended, Health, How, Mom
 use crate::roleserver::cluster::services::told::{Since, tellings};
 use crate::roleserver::cluster::services::wanted::{Check, Id, Wanted};
 use crate::roleserver::cluster::services::work;
+use crate::roleserver::durable::Durability;
 use crate::supervisor::context::{Runnable, Scope, Starting};
 use crate::supervisor::outcome::Stop;
 use crate::supervisor::value::Value;
@@ -265,12 +266,10 @@ impl Keeper {
         let Some((wanted, present)) = wanted.zip(self.present.get_mut(id)) else { return };
         present.note = present.note.adjusted(wanted);
         tracing::info!(service = %id, revision = present.note.revision, "a service goes on as it is declared now");
-        let (hands, note) = (self.hands.clone(), present.note.clone());
-        self.doings.spawn(async move {
-            if let Err(error) = work::blocking(move || hands.adjust(&note)).await {
-                tracing::error!(error, "what is newly declared of a service does not hold for it yet");
-            }
-        });
+        // At once: beside the loop it could come after what is done with the service next.
+        if let Err(error) = self.hands.adjust(&present.note) {
+            tracing::error!(%error, service = %id, "what is newly declared of a service does not hold for it yet");
+        }
     }
 
     fn stop(&mut self, id: &Id) {
@@ -384,7 +383,7 @@ impl Keeper {
         present.end(ending.into(), said.clone(), now, rand::random());
         // For the next role server of this boot, which must not start what is to stay ended.
         present.note.ended = Some(Ended { boot_id: self.boot_id.clone(), how: ending.into(), said });
-        if let Err(error) = self.hands.write_note(&present.note) {
+        if let Err(error) = self.hands.write_note(&present.note, Durability::UntilPowerLoss) {
             tracing::warn!(%error, "that a service ended is not written down");
         }
     }
