@@ -112,7 +112,7 @@ pub(super) mod tests {
     use tokio::net::TcpListener;
 
     /// A server of one file that ends each connection after so many bytes of it. Tells what was asked for.
-    pub(in super::super) async fn serving(
+    pub(in crate::roleserver::cluster::services) async fn serving(
         content: Vec<u8>,
         most: usize,
     ) -> (String, Arc<Mutex<Vec<String>>>) {

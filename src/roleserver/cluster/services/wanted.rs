@@ -303,7 +303,7 @@ pub(super) mod tests {
     use super::*;
     use crate::proto::curator::v1 as wire;
 
-    pub(in super::super) fn id(service: &str) -> Id {
+    pub(in crate::roleserver::cluster::services) fn id(service: &str) -> Id {
         Id { role: "web".to_owned(), service: service.to_owned() }
     }
 
