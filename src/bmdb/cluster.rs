@@ -16,7 +16,7 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::model::cluster::spec::{Part, Spec};
 use crate::model::cluster::state::{Asked, Founded, Member, Report, Wanted};
-use crate::model::cluster::view::{ClusterMachineView, ClusterView, stage};
+use crate::model::cluster::view::{ClusterMachineView, ClusterView, PartOfCluster, stage};
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
 use crate::model::time::Timestamp;
@@ -225,6 +225,21 @@ pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Machin
             })
         })
         .collect()
+}
+
+/// What a machine is in its cluster, if it is in one.
+pub(crate) async fn part_of(
+    tx: &mut PgConnection,
+    machine: MachineId,
+) -> Result<Option<PartOfCluster>, BmdbError> {
+    let row = sqlx::query_file!("sql/cluster/part_of.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
+    Ok(row.map(|row| PartOfCluster {
+        name: row.name,
+        part: row.part,
+        leaving: row.leaving,
+        waits: row.waits,
+        health: row.health,
+    }))
 }
 
 /// A cluster as people see it.

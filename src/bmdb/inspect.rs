@@ -19,6 +19,7 @@ use serde::Serialize;
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
 
+use crate::bmdb::cluster::part_of;
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
@@ -253,6 +254,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
     let open_sessions =
         sqlx::query_file_scalar!("sql/inspect/open_sessions.sql").fetch_one(&mut *tx).await.doing(WHAT)?;
     let newer_fence = newer_fence_of(tx, machine).await?;
+    let cluster = part_of(tx, machine).await?;
     Ok(MachineView {
         facts: snapshot.facts,
         at: snapshot.now,
@@ -264,6 +266,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
         pauses,
         open_sessions,
         newer_fence,
+        cluster,
     })
 }
 

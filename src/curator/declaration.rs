@@ -50,7 +50,12 @@ pub enum Run {
     /// A program of the node, by its absolute path.
     Path(String),
     /// A program that is fetched.
-    Artefact(Sha256),
+    Artefact {
+        /// Its digest.
+        digest: Sha256,
+        /// Where it is to be had; empty when somebody puts it on the node.
+        url: String,
+    },
     /// A program in a root filesystem, run with runc.
     RootFilesystem {
         /// The tar archive.
@@ -383,12 +388,19 @@ fn service(declared: &wire::Service, faults: &mut Faults) -> Option<Service> {
 
 fn run(declared: &wire::Service, faults: &mut Faults) -> Option<Run> {
     match &declared.run {
-        Some(wire::service::Run::Program(wire::Program { source: Some(source) })) => match source {
+        Some(wire::service::Run::Program(wire::Program { source: Some(source), url })) => match source {
             wire::program::Source::Path(path) => {
+                faults.unless(url.is_empty(), "program.url", "a program of the node is fetched from nowhere");
                 faults.take("program.path", absolute(path)).map(|()| Run::Path(path.clone()))
             }
             wire::program::Source::Artefact(digest) => {
-                faults.take("program.artefact", sha256(digest)).map(Run::Artefact)
+                faults.unless(
+                    url.is_empty() || is_url(url),
+                    "program.url",
+                    "it is http://, a host and a path, of at most 2000 printable characters",
+                );
+                let digest = faults.take("program.artefact", sha256(digest));
+                digest.map(|digest| Run::Artefact { digest, url: url.clone() })
             }
         },
         Some(wire::service::Run::RootFilesystem(root)) => {
@@ -396,7 +408,7 @@ fn run(declared: &wire::Service, faults: &mut Faults) -> Option<Run> {
             let program = faults.take("root_filesystem.program", absolute(&root.program));
             program.and(archive).map(|archive| Run::RootFilesystem { archive, program: root.program.clone() })
         }
-        Some(wire::service::Run::Program(wire::Program { source: None })) | None => {
+        Some(wire::service::Run::Program(wire::Program { source: None, .. })) | None => {
             faults.add("run", "it says neither a program nor a root filesystem");
             None
         }
@@ -540,6 +552,13 @@ fn sha256(text: &str) -> Result<Sha256, String> {
     if hex::encode(digest) == text { Ok(Sha256(digest)) } else { Err(refused()) }
 }
 
+fn is_url(url: &str) -> bool {
+    let rest = url.strip_prefix("http://").and_then(|rest| rest.split_once('/'));
+    rest.is_some_and(|(host, _)| !host.is_empty() && !host.contains('@'))
+        && url.len() <= 2000
+        && url.chars().all(|c| c.is_ascii_graphic() && c != '#')
+}
+
 fn absolute(path: &str) -> Result<(), String> {
     let shown: String = path.chars().take(100).collect();
     path.strip_prefix('/')
@@ -593,7 +612,7 @@ mod tests {
 
     fn program() -> wire::service::Run {
         let source = Some(wire::program::Source::Path("/usr/bin/server".to_owned()));
-        wire::service::Run::Program(wire::Program { source })
+        wire::service::Run::Program(wire::Program { source, url: String::new() })
     }
 
     fn rootfs() -> wire::service::Run {
@@ -667,11 +686,13 @@ mod tests {
         let path = |path: &str| {
             run(wire::service::Run::Program(wire::Program {
                 source: Some(wire::program::Source::Path(path.to_owned())),
+                url: String::new(),
             }))
         };
         let artefact = |digest: &str| {
             run(wire::service::Run::Program(wire::Program {
                 source: Some(wire::program::Source::Artefact(digest.to_owned())),
+                url: String::new(),
             }))
         };
         let checked = |check| wire::Service { health_check: Some(check), ..base() };
@@ -684,7 +705,7 @@ mod tests {
         for (field, declared) in [
             ("name", wire::Service { name: "A".to_owned(), ..base() }),
             ("run", wire::Service { run: None, ..base() }),
-            ("run", run(wire::service::Run::Program(wire::Program { source: None }))),
+            ("run", run(wire::service::Run::Program(wire::Program { source: None, url: String::new() }))),
             ("program.path", path("bin/server")),
             ("program.path", path("/bin/../server")),
             ("program.path", path("/")),
@@ -831,6 +852,36 @@ mod tests {
         let error = Declaration::decode(&key, &declaration.encode()).unwrap_err().to_string();
         assert!(error.contains("no revision") && error.contains(&key), "{error}");
         assert!(Declaration::decode(&key, &role([]).encode_to_vec()).is_err());
+    }
+
+    #[test]
+    fn artefact_is_fetched_by_http_or_put_there() {
+        let with = |source: wire::program::Source, url: &str| wire::Service {
+            run: Some(wire::service::Run::Program(wire::Program {
+                source: Some(source),
+                url: url.to_owned(),
+            })),
+            ..service("a", &[])
+        };
+        let artefact = || wire::program::Source::Artefact("ab".repeat(32));
+        for url in ["", "http://10.0.0.1/a", "http://store:8080/a/b?c=d"] {
+            let declaration = Declaration::new(role([with(artefact(), url)])).unwrap();
+            let expected = Run::Artefact { digest: Sha256([0xab; 32]), url: url.to_owned() };
+            assert_eq!(declaration.service("a").unwrap().run, expected);
+        }
+        for url in [
+            "https://store/a",
+            "http:///a",
+            "http://store",
+            "http://u:p@store/a",
+            "http://s/a b",
+            "ftp://s/a",
+            "/a",
+        ] {
+            assert!(faults(role([with(artefact(), url)]))[0].contains("program.url: it is http://"), "{url}");
+        }
+        let path = wire::program::Source::Path("/bin/server".to_owned());
+        assert!(faults(role([with(path, "http://store/a")]))[0].contains("from nowhere"));
     }
 
     #[test]

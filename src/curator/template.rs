@@ -170,6 +170,14 @@ impl Template {
         Ok(Self { parts })
     }
 
+    /// The facts in it, as often as they stand there.
+    pub fn facts(&self) -> impl Iterator<Item = &Fact> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Fact(fact) => Some(fact),
+            Part::Text(_) => None,
+        })
+    }
+
     /// The text as it is on one node.
     ///
     /// What a fact says is taken as it is; braces in it are no facts.

@@ -329,7 +329,7 @@ async fn give_back(work: Work) {
     async {
         let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
         let result = match written(work.cancel(because)).await {
-            Ok(_) => WorkResult::Cancelled,
+            Ok(()) => WorkResult::Cancelled,
             Err(error) => {
                 traced.record("error", display(&error));
                 WorkResult::Lost

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use uuid::Uuid;
 
+use crate::model::cluster::view::PartOfCluster;
 use crate::model::drift::StoredDecision;
 use crate::model::facts::MachineFacts;
 use crate::model::host_key::PinnedHostKey;
@@ -153,6 +154,8 @@ pub struct MachineView {
     pub open_sessions: i64,
     /// Proof that it has seen a fence which this BMDB never gave.
     pub newer_fence: Option<NewerFence>,
+    /// The cluster that it is a part of, if it is of one.
+    pub cluster: Option<PartOfCluster>,
 }
 
 impl MachineView {

@@ -18,6 +18,7 @@ use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::metrics::Metrics;
 use crate::bmdb::private_postgres::{Options, PrivatePostgres, PrivatePostgresError, Storage};
+use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::Sessions;
 use crate::bmdb::url::password_warning;
 use crate::bmdb::wakeup::WakeUps;
@@ -301,16 +302,7 @@ async fn start_parts(
         running.spawn_loop(retirer, flags.retirer_loop_parallelism, rate, &wake_ups, metrics);
     }
     if has(Component::Cluster) {
-        match secrets {
-            Some(secrets) => {
-                let settings = ClusterSettings { secrets, metrics: metrics.clone() };
-                let stop = running.drain.clone();
-                running.workers.spawn(cluster::run(running.sessions.clone(), settings, stop));
-            }
-            None => tracing::info!(
-                "clusters are not tended: what they need to know is sealed with --secrets_key_path"
-            ),
-        }
+        running.tend_clusters(secrets, metrics);
     }
     if has(Component::Provisioner) {
         for (provider, breaker) in providers.iter() {
@@ -338,6 +330,17 @@ async fn start_parts(
 }
 
 impl Running {
+    fn tend_clusters(&mut self, secrets: Option<Arc<SecretsKey>>, metrics: &ManagerMetrics) {
+        let Some(secrets) = secrets else {
+            tracing::info!(
+                "clusters are not tended: what they need to know is sealed with --secrets_key_path"
+            );
+            return;
+        };
+        let settings = ClusterSettings { secrets, metrics: metrics.clone() };
+        self.workers.spawn(cluster::run(self.sessions.clone(), settings, self.drain.clone()));
+    }
+
     fn spawn_loop<L: ControlLoop>(
         &mut self,
         control_loop: L,

@@ -120,22 +120,60 @@ fn own(
     let changes = leading.view.changes();
     futures::stream::unfold((leading, changes, None), move |(leading, mut changes, told)| async move {
         loop {
-            let now: Vec<Arc<Declaration>> = {
+            let now: Vec<(DeclaredRole, Option<Arc<Declaration>>)> = {
                 let seen = leading.view.seen();
                 let roles = seen.nodes.get(&node).map(|node| node.roles.declared.clone()).unwrap_or_default();
-                roles.iter().filter_map(|role| seen.declarations.get(role).cloned()).collect()
+                let seen = |role: &DeclaredRole| seen.declarations.get(role).cloned();
+                roles.into_iter().map(|role| (role.clone(), seen(&role))).collect()
             };
-            let same = |told: &Vec<Arc<Declaration>>| {
-                told.len() == now.len() && told.iter().zip(&now).all(|(one, other)| Arc::ptr_eq(one, other))
+            let same = |told: &Vec<(DeclaredRole, Option<Arc<Declaration>>)>| {
+                told.len() == now.len()
+                    && told.iter().zip(&now).all(|((one, first), (other, second))| {
+                        one == other
+                            && match (first, second) {
+                                (Some(first), Some(second)) => Arc::ptr_eq(first, second),
+                                (first, second) => first.is_none() && second.is_none(),
+                            }
+                    })
             };
             if !told.as_ref().is_some_and(same) {
-                let declarations = now.iter().map(|declaration| declaration.to_wire().clone()).collect();
-                let answer = wire::WatchOwnDeclarationsResponse { declarations };
-                return Some((Ok(answer), (leading, changes, Some(now))));
+                return Some((Ok(answer(&now)), (leading, changes, Some(now))));
             }
             if changes.changed().await.is_err() {
                 return None;
             }
         }
     })
+}
+
+/// What a node with these roles is told. A declaration is not forgotten while a node has the role, so one that is not
+/// seen is one that cannot be read.
+fn answer(roles: &[(DeclaredRole, Option<Arc<Declaration>>)]) -> wire::WatchOwnDeclarationsResponse {
+    let declarations = roles.iter().filter_map(|(_, seen)| Some(seen.as_ref()?.to_wire().clone()));
+    let unreadable = roles.iter().filter(|(_, seen)| seen.is_none()).map(|(role, _)| role.to_string());
+    wire::WatchOwnDeclarationsResponse {
+        declarations: declarations.collect(),
+        unreadable: unreadable.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn role_whose_declaration_is_not_seen_is_told_as_such() {
+        let source = Some(wire::program::Source::Path("/bin/server".to_owned()));
+        let service = wire::Service {
+            name: "server".to_owned(),
+            run: Some(wire::service::Run::Program(wire::Program { source, url: String::new() })),
+            user: "root".to_owned(),
+            ..Default::default()
+        };
+        let declared = wire::Declaration { role: "web".to_owned(), services: vec![service], revision: 1 };
+        let declaration = Arc::new(Declaration::new(declared.clone()).unwrap());
+        let told = answer(&[("disk".parse().unwrap(), None), ("web".parse().unwrap(), Some(declaration))]);
+        assert_eq!(told.declarations, [declared]);
+        assert_eq!(told.unreadable, ["disk"]);
+    }
 }

@@ -82,6 +82,49 @@ pub struct ClusterMachineView {
     pub waits: Option<String>,
 }
 
+/// What a machine is in its cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PartOfCluster {
+    /// The cluster's name.
+    pub name: String,
+    /// `control-plane` or `worker`.
+    pub part: String,
+    /// Why it leaves, if it does.
+    pub leaving: Option<String>,
+    /// What it waits for.
+    pub waits: Option<String>,
+    /// How its node does, as the curator said.
+    pub health: Option<String>,
+}
+
+impl PartOfCluster {
+    /// What bears on the machine, a part of a sentence without its end.
+    #[must_use]
+    pub fn note(&self) -> String {
+        let mut said = format!("it is of the {} of cluster {}", self.part, self.name);
+        if self.part == "worker" {
+            said = format!("it is a worker of cluster {}", self.name);
+        }
+        if let Some(why) = &self.leaving {
+            said.push_str(", and leaves it: ");
+            said.push_str(why);
+        }
+        match (&self.waits, &self.health) {
+            (Some(waits), _) => {
+                said.push_str("; there it waits: ");
+                said.push_str(waits);
+            }
+            (None, Some(health)) => {
+                said.push_str("; its node is ");
+                said.push_str(health);
+                said.push_str(" to its curator");
+            }
+            (None, None) => {}
+        }
+        said
+    }
+}
+
 impl ClusterView {
     /// How many of its machines are nodes that are heard.
     #[must_use]
@@ -93,6 +136,34 @@ impl ClusterView {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn note_tells_what_a_machine_waits_for() {
+        let worker =
+            PartOfCluster { name: "ams".to_owned(), part: "worker".to_owned(), ..Default::default() };
+        let text = |text: &str| Some(text.to_owned());
+        for (part, expected) in [
+            (worker.clone(), "it is a worker of cluster ams"),
+            (
+                PartOfCluster { health: text("healthy"), ..worker.clone() },
+                "it is a worker of cluster ams; its node is healthy to its curator",
+            ),
+            (
+                PartOfCluster {
+                    part: "control-plane".to_owned(),
+                    waits: text("it learns"),
+                    ..worker.clone()
+                },
+                "it is of the control-plane of cluster ams; there it waits: it learns",
+            ),
+            (
+                PartOfCluster { leaving: text("it is being retired"), ..worker },
+                "it is a worker of cluster ams, and leaves it: it is being retired",
+            ),
+        ] {
+            assert_eq!(part.note(), expected);
+        }
+    }
 
     #[test]
     fn stage_tells_the_most_important() {

@@ -127,6 +127,7 @@ mod tests {
                 pauses: Vec::new(),
                 open_sessions: 1,
                 newer_fence: None,
+                cluster: None,
             })
         };
         let stays = why(&facts);

@@ -3,6 +3,7 @@
 //! A note is said only where it adds something: what is itself the reason waited
 //! for is not told twice.
 
+use crate::model::cluster::view::PartOfCluster;
 use crate::model::drift::drift_of;
 use crate::model::facts::{MachineFacts, Recovery, Retirement};
 use crate::model::host_key::PinnedHostKey;
@@ -37,6 +38,7 @@ pub(super) fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String
             notes.push(format!("{} it was heard: {sentence}", relative(newer.heard, now)));
         }
     }
+    notes.extend(view.cluster.as_ref().map(PartOfCluster::note));
     notes.extend(hold_of(facts, due, now));
     notes.extend(facts.priority.as_ref().filter(|said| said.holds_at(now)).map(|said| said.sentence(now)));
     notes.extend(silence(facts, due, now));

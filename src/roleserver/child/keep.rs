@@ -82,6 +82,24 @@ impl Places {
         self.directory.join(name).join("process.json")
     }
 
+    /// Names of programs of which something is written down, in order.
+    #[must_use]
+    pub fn recorded(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Removes what is written down of a program that has ended, and what it wrote.
+    pub fn forget(&self, name: &str) -> std::io::Result<()> {
+        match std::fs::remove_dir_all(self.directory.join(name)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
     /// Where what a program writes is.
     #[must_use]
     pub fn log(&self, name: &str) -> PathBuf {
@@ -127,8 +145,9 @@ fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> KeepError {
     move |source| KeepError::Io { doing: doing.into(), source }
 }
 
-/// The process that is what is asked for, and what to wait for its end by.
-fn find_or_start(spec: &Spec, places: &Places) -> Result<(Record, OwnedFd), KeepError> {
+/// The process that is what is asked for, and what to wait for its end by. What else runs by that name is ended first.
+/// Blocks.
+pub fn find_or_start(spec: &Spec, places: &Places) -> Result<(Record, OwnedFd), KeepError> {
     spec.check()?;
     let (path, name) = (places.record(&spec.name), &spec.name);
     if let Some(directory) = path.parent() {
@@ -165,7 +184,7 @@ fn find_or_start(spec: &Spec, places: &Places) -> Result<(Record, OwnedFd), Keep
     }
     let handle = launch::launch(
         &places.launcher,
-        &Order { spec: spec.clone(), group, record: path.clone(), log: places.log(name) },
+        &Order { spec: spec.clone(), group, record: Some(path.clone()), log: places.log(name) },
     )?;
     let record = launch::recorded(&path).ok_or_else(|| {
         io(format!("reading what {name} was written down as"))(std::io::ErrorKind::NotFound.into())
@@ -173,13 +192,25 @@ fn find_or_start(spec: &Spec, places: &Places) -> Result<(Record, OwnedFd), Keep
     Ok((record, handle))
 }
 
-/// Ends whatever is left of a program that nobody keeps any more.
+/// The process that was started by this name, if it still runs, and what to wait for its end by.
+pub fn find(name: &str, places: &Places) -> Result<Option<(Record, OwnedFd)>, KeepError> {
+    let Some(record) = launch::recorded(&places.record(name)) else { return Ok(None) };
+    let opened = record.instance.open().map_err(io(format!("looking for {name}")))?;
+    Ok(opened.map(|handle| (record, handle)))
+}
+
+/// Ends whatever is left of a program that nobody keeps any more. Blocks.
 pub fn end_leftovers(name: &str, places: &Places) -> Result<(), KeepError> {
+    end_within(name, places, LEFTOVERS_STOP)
+}
+
+/// Ends whatever runs by this name, which may take so long to end when it is asked to, and forgets that it ran. Blocks.
+pub fn end_within(name: &str, places: &Places, patience: Duration) -> Result<(), KeepError> {
     let path = places.record(name);
     let record = launch::recorded(&path);
     let group = places.mounts.group(&places.family(), name, &Limits::default())?;
     let doing = || io(format!("ending what is left of {name}"));
-    launch::stop(record.as_ref(), &group, LEFTOVERS_STOP).map_err(doing())?;
+    launch::stop(record.as_ref(), &group, patience).map_err(doing())?;
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
         _ => {}

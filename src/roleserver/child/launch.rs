@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::roleserver::child::cgroup::Group;
 use crate::roleserver::child::log;
-use crate::roleserver::child::spec::Spec;
+use crate::roleserver::child::spec::{Spec, User};
 use crate::roleserver::durable::{self, Durability};
 use crate::roleserver::running::Instance;
 use crate::roleserver::supervise::no_input;
@@ -35,8 +35,8 @@ pub struct Order {
     pub spec: Spec,
     /// Its control group.
     pub group: Group,
-    /// Where its [`Record`] goes.
-    pub record: PathBuf,
+    /// Where its [`Record`] goes; none for what ends by itself in a moment, as a look at a service does.
+    pub record: Option<PathBuf>,
     /// Where what it writes goes.
     pub log: PathBuf,
 }
@@ -131,31 +131,54 @@ fn become_it(order: &Order) -> std::io::Error {
         let _ = rustix::process::setsid();
         keep_ours();
         order.group.join().map_err(std::io::Error::other)?;
-        let record = Record { instance: Instance::this()?, spec_sha256: spec.digest() };
-        durable::replace(&order.record, &serde_json::to_vec(&record)?, Durability::UntilPowerLoss)?;
+        if let Some(path) = &order.record {
+            let record = Record { instance: Instance::this()?, spec_sha256: spec.digest() };
+            durable::replace(path, &serde_json::to_vec(&record)?, Durability::UntilPowerLoss)?;
+        }
         let log = log::open(&order.log)?;
         let mut command = Command::new(&spec.program);
         command
             .args(&spec.arguments)
             .env_clear()
             .envs(&spec.environment)
-            .current_dir(&spec.directory)
             .stdin(no_input()?)
             .stdout(log.try_clone()?)
             .stderr(log);
-        if let Some(user) = spec.user {
-            command.gid(user.gid).uid(user.uid);
-        }
         Ok(command)
     };
+    let (program, directory) = (spec.program.display(), spec.directory.display());
+    let refused = |error: std::io::Error| {
+        std::io::Error::new(error.kind(), format!("{program} cannot be run in {directory}: {error}"))
+    };
     match prepare() {
-        Ok(mut command) => {
-            let error = command.exec();
-            let (program, directory) = (spec.program.display(), spec.directory.display());
-            std::io::Error::new(error.kind(), format!("{program} cannot be run in {directory}: {error}"))
-        }
+        // As whom we are now: the way to it may be closed to whom this is to become.
+        Ok(mut command) => match std::env::set_current_dir(&spec.directory) {
+            Ok(()) => match spec.user.map_or(Ok(()), |user| become_user(user, &spec.groups)) {
+                Ok(()) => refused(command.exec()),
+                Err(error) => error,
+            },
+            Err(error) => refused(error),
+        },
         Err(error) => error,
     }
+}
+
+/// Lays down what the role server may do. There is one thread here, so what holds for it holds for all.
+fn become_user(user: User, groups: &[u32]) -> std::io::Result<()> {
+    use rustix::process::{Gid, Uid, getegid, geteuid};
+    use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    // Who is no root cannot become anybody, and is whom he is.
+    if !geteuid().is_root() && (geteuid(), getegid()) == (uid, gid) {
+        return Ok(());
+    }
+    let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
+    let done =
+        set_thread_groups(&groups).and_then(|()| set_thread_gid(gid)).and_then(|()| set_thread_uid(uid));
+    done.map_err(|error| {
+        let why = format!("becoming user {} of group {} failed: {error}", user.uid, user.gid);
+        std::io::Error::new(std::io::Error::from(error).kind(), why)
+    })
 }
 
 /// Whatever is open besides the three that it gets is closed when this becomes the other program: also what whoever

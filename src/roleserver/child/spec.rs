@@ -24,6 +24,9 @@ pub struct Spec {
     pub directory: PathBuf,
     /// As whom it runs; as the role server itself when none is named.
     pub user: Option<User>,
+    /// Further groups that it is in, where a user is named.
+    #[serde(default)]
+    pub groups: Vec<u32>,
     /// How much it may use.
     pub limits: Limits,
     /// Files that one which was killed leaves behind, and that would keep the next from starting: its sockets. They are
@@ -100,7 +103,8 @@ impl Spec {
     }
 
     /// Tells two of them apart: what runs with one digest is not what another digest asks for. The time that it may take
-    /// to end is not part of it, and neither are limits, which can be changed while it runs.
+    /// to end is not part of it, and neither are limits, which can be changed while it runs, nor further groups, which
+    /// are the host's affair.
     #[must_use]
     pub fn digest(&self) -> String {
         let told =
@@ -120,6 +124,7 @@ pub(super) fn sample(name: &str, program: &str, arguments: &[&str]) -> Spec {
         environment: BTreeMap::new(),
         directory: "/".into(),
         user: None,
+        groups: Vec::new(),
         limits: Limits::default(),
         stale: Vec::new(),
         stop_time: Duration::from_secs(10),

@@ -213,7 +213,7 @@ fn another(facts: &Facts) -> Stop {
 }
 
 /// Ends an etcd that a role server before this one started and nobody wants any more.
-pub(super) async fn end_leftovers(host: &Host) -> Result<(), Stop> {
+async fn end_leftovers(host: &Host) -> Result<(), Stop> {
     let places = host.places.clone();
     let ended = tokio::task::spawn_blocking(move || {
         crate::roleserver::child::keep::end_leftovers(etcd::NAME, &places)

@@ -24,6 +24,10 @@ pub fn directory(files: Files, facts: Facts) -> Runnable {
             let mut management = ManagementClient::new(connection.curators.channel());
             let mut starting = Some(starting);
             let mut healthy = None;
+            let kept = files.curators();
+            if facts.curators.latest().is_none() && !kept.is_empty() {
+                facts.curators.set(kept);
+            }
             loop {
                 let answer =
                     scope.until_cancelled(management.get_cluster(wire::GetClusterRequest {})).await?;
@@ -35,7 +39,8 @@ pub fn directory(files: Files, facts: Facts) -> Runnable {
                 // A leader to which nobody has said anything yet knows none, and that is no news.
                 if !curators.is_empty() && curators != files.curators() {
                     files.write_curators(&curators)?;
-                    connection.curators.learn(curators);
+                    connection.curators.learn(curators.clone());
+                    facts.curators.set(curators);
                 }
                 if let Some(starting) = starting.take() {
                     healthy = Some(starting.healthy());

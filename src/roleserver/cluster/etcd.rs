@@ -93,6 +93,7 @@ pub fn spec(program: &Path, own: NodeId, cluster: &str, files: &Files, membershi
         environment: BTreeMap::new(),
         directory: files.etcd(),
         user: None,
+        groups: Vec::new(),
         limits: Limits::default(),
         stale: vec![client_socket(files)],
         stop_time: Duration::from_secs(20),

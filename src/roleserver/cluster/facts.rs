@@ -3,6 +3,7 @@
 //! Each of these is a value: whoever comes late, or is started again, sees the newest. None of them is an address: who
 //! asks a curator goes through the one channel in [`Connection`], and follows the leader by that.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,7 +19,9 @@ use crate::curator::node::Roles;
 use crate::curator::node_id::NodeId;
 use crate::curator::pki::{Anchor, PkiError};
 use crate::curator::tls::{certified, client_config};
+use crate::proto::curator::v1::ServiceStatus;
 use crate::roleserver::cluster::files::{Credentials, Files};
+use crate::roleserver::cluster::services::wanted::{About, Declared};
 use crate::supervisor::value::Value;
 
 /// The certificate that this node shows to everybody, replaced while it runs.
@@ -143,6 +146,14 @@ pub struct Facts {
     pub control_plane: Value<Option<ControlPlane>>,
     /// Where other nodes reach it.
     pub address: Value<IpAddr>,
+    /// What people say of it.
+    pub about: Value<About>,
+    /// `host:port` of every curator.
+    pub curators: Value<BTreeSet<String>>,
+    /// Declarations of the operators' roles that it has.
+    pub declarations: Value<Declared>,
+    /// How the services of these do.
+    pub services: Value<Vec<ServiceStatus>>,
     /// Why it does not become what it was asked to be; none when nothing is in its way.
     pub trouble: Value<Option<String>>,
     /// Another order stands on the disk.
@@ -158,6 +169,10 @@ impl Facts {
         self.control_plane.forget();
         self.address.forget();
         self.trouble.forget();
+        self.about.forget();
+        self.curators.forget();
+        self.declarations.forget();
+        self.services.forget();
     }
 }
 
@@ -168,6 +183,7 @@ impl fmt::Debug for Facts {
             .field("roles", &self.roles.latest())
             .field("control_plane", &self.control_plane.latest())
             .field("address", &self.address.latest())
+            .field("services", &self.services.latest())
             .finish_non_exhaustive()
     }
 }

@@ -9,6 +9,9 @@
 //! | `roles.json` | control plane while founding, then roles | what the node is to do |
 //! | `credentials.json` | enrolment, control plane, certificate | the node's certificate and the authority's |
 //! | `curators.json` | enrolment, directory | where curators are |
+//! | `declarations.json`, `about.json` | services | what the node is to run of operators' roles: see there |
+//! | `services/` | services | a directory for each service |
+//! | `artefacts/` | services | programs that were fetched, by their digests |
 //! | `etcd/` | etcd | its data, its sockets, the files it proves itself with |
 //!
 //! What is damaged of the first three and of credentials is an error that a person must look at: to make another key
@@ -132,6 +135,18 @@ impl Files {
         self.path.join("etcd")
     }
 
+    /// Above the directories of services.
+    #[must_use]
+    pub fn services(&self) -> PathBuf {
+        self.path.join("services")
+    }
+
+    /// Where artefacts are.
+    #[must_use]
+    pub fn artefacts(&self) -> PathBuf {
+        self.path.join("artefacts")
+    }
+
     /// What was asked, if anything was.
     pub fn order(&self) -> Result<Option<Order>, FilesError> {
         self.read("order.json")
@@ -169,7 +184,7 @@ impl Files {
 
     /// The key of the node, if it has one.
     pub fn key(&self) -> Result<Option<Identity>, FilesError> {
-        let Some(bytes) = self.bytes("node_key.pk8")? else { return Ok(None) };
+        let Some(bytes) = self.bytes("node_key.pk8", FILE_LIMIT)? else { return Ok(None) };
         Ok(Some(Identity::from_pkcs8(&bytes)?))
     }
 
@@ -306,12 +321,12 @@ impl Files {
         Ok(path)
     }
 
-    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, FilesError> {
+    fn bytes(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, FilesError> {
         use std::io::Read as _;
         let path = self.path.join(name);
         let read = std::fs::File::open(&path).and_then(|file| {
             let mut bytes = Vec::new();
-            file.take(FILE_LIMIT).read_to_end(&mut bytes)?;
+            file.take(limit).read_to_end(&mut bytes)?;
             Ok(bytes)
         });
         match read {
@@ -322,15 +337,28 @@ impl Files {
     }
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, FilesError> {
-        let Some(bytes) = self.bytes(name)? else { return Ok(None) };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| FilesError::Damaged {
-            path: self.path.join(name),
-            // Where it is damaged, and nothing of what stands there.
-            reason: format!("line {}, column {}", error.line(), error.column()),
-        })
+        self.read_up_to(name, FILE_LIMIT)
     }
 
-    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), FilesError> {
+    /// Reads a file of JSON of no more than so many bytes; what is longer counts as damaged.
+    pub(super) fn read_up_to<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        limit: u64,
+    ) -> Result<Option<T>, FilesError> {
+        let Some(bytes) = self.bytes(name, limit)? else { return Ok(None) };
+        // Where it is damaged, and nothing of what stands there.
+        let place = |error: serde_json::Error| format!("line {}, column {}", error.line(), error.column());
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| self.damaged(name, place(error)))
+    }
+
+    /// That a file is not what this program writes.
+    pub(super) fn damaged(&self, name: &str, reason: String) -> FilesError {
+        FilesError::Damaged { path: self.path.join(name), reason }
+    }
+
+    /// Replaces a file of JSON.
+    pub(super) fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), FilesError> {
         let bytes = serde_json::to_vec_pretty(value)
             .map_err(|error| FilesError::Damaged { path: self.path.join(name), reason: error.to_string() })?;
         self.replace(name, &bytes)

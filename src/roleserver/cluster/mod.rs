@@ -15,6 +15,7 @@
 //! * [`roles`][]: what the node is to do, from disk first and from the curator then.
 //! * [`status`][]: what the node says of itself. [`heartbeat`][]: that it lives.
 //! * [`certificate`][]: another one in time. [`directory`][]: where curators are, for the next start.
+//! * [`services`][]: what the node runs of operators' own roles.
 //! * [`worker`][]: all of it as one runnable.
 //!
 //! # The order in which things come to be on disk
@@ -37,5 +38,6 @@ pub mod files;
 pub mod heartbeat;
 pub mod order;
 pub mod roles;
+pub mod services;
 pub mod status;
 pub mod worker;

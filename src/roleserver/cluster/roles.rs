@@ -12,6 +12,8 @@ use crate::proto::curator::v1::node_event::Event;
 use crate::proto::curator::v1::nodes_client::NodesClient;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::Files;
+use crate::roleserver::cluster::services::kept::write_declarations;
+use crate::roleserver::cluster::services::wanted::{About, Declared};
 use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::outcome::Stop;
 
@@ -70,12 +72,20 @@ fn follow(files: Files, facts: Facts) -> Runnable {
                                 node.id
                             )));
                         }
+                        let machine = node.machine.map(|machine| machine.to_string()).unwrap_or_default();
+                        let about = About { machine, labels: node.labels };
+                        if facts.about.latest().as_ref() != Some(&about) {
+                            facts.about.set(about);
+                        }
                         node.roles
                     }
                     Some(Event::Deleted(id)) if id == connection.id.to_string() => {
                         tracing::warn!(
                             "this node was deleted from its cluster, and does nothing from now on"
                         );
+                        // Nobody will ever tell it what to run again.
+                        write_declarations(&files, &Declared::new())?;
+                        facts.declarations.set(Declared::new());
                         Roles::default()
                     }
                     _ => continue,

@@ -1,6 +1,7 @@
 //! What this node says of itself: whenever it changes, and all of it anew when this starts again.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::nodes_client::NodesClient;
@@ -8,6 +9,9 @@ use crate::roleserver::cluster::facts::{Connection, ControlPlane, Facts};
 use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::outcome::Stop;
 use crate::supervisor::reduce::Inputs;
+
+/// Between two reports: each is a write of the cluster, and services may change often.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is known of this node.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +22,8 @@ pub struct Known {
     pub address: Option<IpAddr>,
     /// Whether it runs a control plane.
     pub control_plane: Option<ControlPlane>,
+    /// How its services do.
+    pub services: Vec<wire::ServiceStatus>,
 }
 
 /// Decides what is said; nothing while nobody knows where the node is.
@@ -28,7 +34,7 @@ pub fn decide(known: &Known, version: &str, boot_id: &str) -> Option<wire::NodeS
         curator_port: known.control_plane.map_or(0, |control_plane| control_plane.port.into()),
         version: version.to_owned(),
         boot_id: boot_id.to_owned(),
-        services: Vec::new(),
+        services: known.services.clone(),
         reported_at_ms: 0,
     })
 }
@@ -46,7 +52,8 @@ pub fn status(facts: Facts, boot_id: String) -> Runnable {
                 .with(&facts.address, |known: &mut Known, address| known.address = Some(address))
                 .with(&facts.control_plane, |known: &mut Known, control_plane| {
                     known.control_plane = control_plane;
-                });
+                })
+                .with(&facts.services, |known: &mut Known, services| known.services = services);
             let (mut said, mut healthy) = (None, None);
             loop {
                 let known = scope.until_cancelled(inputs.next()).await?;
@@ -68,6 +75,8 @@ pub fn status(facts: Facts, boot_id: String) -> Runnable {
                 }
                 // Held until the end of this life.
                 let _ = &healthy;
+                // What changes meanwhile is said together.
+                scope.until_cancelled(tokio::time::sleep(PAUSE)).await?;
             }
         }
     })
@@ -79,11 +88,17 @@ mod tests {
 
     #[test]
     fn nothing_is_said_before_the_address_is_known_and_all_of_it_then() {
-        let mut known = Known { control_plane: Some(ControlPlane { port: 7835 }), ..Known::default() };
+        let services = vec![wire::ServiceStatus { service: "server".to_owned(), ..Default::default() }];
+        let mut known = Known {
+            services: services.clone(),
+            control_plane: Some(ControlPlane { port: 7835 }),
+            ..Known::default()
+        };
         assert_eq!(decide(&known, "1", "boot"), None);
         known.address = Some("10.0.0.1".parse().unwrap());
         let said = decide(&known, "1", "boot").unwrap();
         assert_eq!((said.external_address.as_str(), said.curator_port), ("10.0.0.1", 7835));
+        assert_eq!(said.services, services);
         known.control_plane = None;
         assert_eq!(decide(&known, "1", "boot").unwrap().curator_port, 0);
     }

@@ -8,9 +8,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::curator::clock::Clock;
 use crate::roleserver::child::cgroup::Mounts;
-use crate::roleserver::child::keep::Places;
+use crate::roleserver::child::keep::{Places, end_leftovers};
 use crate::roleserver::cluster::certificate::certificate;
-use crate::roleserver::cluster::control_plane::{Host, control_plane, end_leftovers};
+use crate::roleserver::cluster::control_plane::{Host, control_plane};
 use crate::roleserver::cluster::directory::{directory, leader};
 use crate::roleserver::cluster::enrolment::enrolment;
 use crate::roleserver::cluster::facts::Facts;
@@ -18,6 +18,7 @@ use crate::roleserver::cluster::files::{Files, FilesError};
 use crate::roleserver::cluster::heartbeat::heartbeat;
 use crate::roleserver::cluster::order::What;
 use crate::roleserver::cluster::roles::roles;
+use crate::roleserver::cluster::services::services;
 use crate::roleserver::cluster::status::status;
 use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::outcome::Stop;
@@ -65,6 +66,10 @@ pub fn worker(settings: &Settings, facts: &Facts) -> Runnable {
             ("heartbeat", heartbeat(facts.clone())),
             ("certificate", certificate(files.clone(), facts.clone(), clock.clone())),
             ("directory", directory(files.clone(), facts.clone())),
+            (
+                "services",
+                services(files.clone(), facts.clone(), host.places.clone(), clock.clone(), boot_id.clone()),
+            ),
         ];
         let (files, facts, host) = (files.clone(), facts.clone(), host.clone());
         async move {
@@ -111,9 +116,15 @@ fn is_to_leave(files: &Files) -> Result<bool, FilesError> {
 
 /// Ends and removes what is left of a node. It may be cut off anywhere, and is done again then.
 async fn leave(host: &Host) -> Result<(), Stop> {
-    end_leftovers(host).await?;
-    let files = host.files.clone();
-    Ok(tokio::task::spawn_blocking(move || files.remove_all_but_the_order()).await??)
+    let (files, places) = (host.files.clone(), host.places.clone());
+    let leaving = move || {
+        for name in places.recorded() {
+            end_leftovers(&name, &places)?;
+            places.forget(&name)?;
+        }
+        Ok::<_, Stop>(files.remove_all_but_the_order()?)
+    };
+    tokio::task::spawn_blocking(leaving).await?
 }
 
 fn places(state_directory: &Path, settings: &Settings) -> Places {

@@ -168,6 +168,7 @@ fn declaration(role: &str, program: &str) -> wire::Declaration {
             name: "web".to_owned(),
             run: Some(wire::service::Run::Program(wire::Program {
                 source: Some(wire::program::Source::Path(program.to_owned())),
+                url: String::new(),
             })),
             user: "root".to_owned(),
             ..Default::default()

@@ -4,3 +4,4 @@ mod crashes;
 mod forming;
 mod node;
 mod roles;
+mod services;

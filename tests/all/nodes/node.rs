@@ -18,7 +18,7 @@ use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::tickets_client::TicketsClient;
 use shepherd::roleserver::child::cgroup::Mounts;
-use shepherd::roleserver::child::keep::{Places, end_leftovers};
+use shepherd::roleserver::child::keep::{Places, end_within};
 use shepherd::roleserver::child::launch::{Record, recorded};
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd;
@@ -26,6 +26,8 @@ use shepherd::roleserver::cluster::facts::Facts;
 use shepherd::roleserver::cluster::files::Files;
 use shepherd::roleserver::cluster::order::{Order, What};
 use shepherd::roleserver::cluster::worker::{Settings, worker};
+use shepherd::roleserver::enrolment::{self, Enrolment};
+use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::supervisor::backoff::Backoff;
 use shepherd::supervisor::supervise::{self, Supervisor};
 use tokio::task::JoinSet;
@@ -34,7 +36,9 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::harness::aloud::assertions_aloud;
+use crate::harness::child::{Program, guarded};
 use crate::harness::etcd_servers::{PATIENCE, in_time, until};
+use crate::harness::port::reserved;
 
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
 const SOON: Backoff =
@@ -48,9 +52,10 @@ pub(crate) struct Node {
     directory: tempfile::TempDir,
 }
 
-struct Running {
-    tree: Supervisor,
-    leaving: CancellationToken,
+/// Its role server: a part of this process, or a program of its own.
+enum Running {
+    Inside { tree: Supervisor, leaving: CancellationToken },
+    Apart(Program),
 }
 
 impl Node {
@@ -100,28 +105,77 @@ impl Node {
         };
         let root = worker(&settings, &self.facts);
         let tree = Supervisor::start(root, supervise::Settings { backoff: SOON, ..Default::default() });
-        self.running = Some(Running { tree, leaving });
+        self.running = Some(Running::Inside { tree, leaving });
         Ok(())
     }
 
-    /// Ends its role server in order; etcd goes on.
+    /// Starts its role server as the program that it is on a machine, enrolled with a shepherd that is away.
+    pub(crate) fn start_apart(&mut self) -> Result<()> {
+        ensure!(self.running.is_none(), "it runs");
+        let state = StateDirectory::open(self.directory.path())?;
+        if state.enrolment()?.is_none() {
+            state.identity_or_new()?;
+            state.keep_enrolment(&Enrolment {
+                machine_id: Uuid::new_v4().to_string().parse()?,
+                bmdb_id: Uuid::new_v4(),
+                fences: BTreeMap::new(),
+                holders: BTreeMap::new(),
+                settings: enrolment::Settings::new(&[reserved()?.to_string()], &[], 0)
+                    .map_err(anyhow::Error::msg)?,
+                revision: 1,
+            })?;
+        }
+        let mut command = guarded(LAUNCHER);
+        command.arg("run").arg("--state_dir").arg(self.directory.path());
+        let program = Program::spawn_logged(&mut command, &self.directory.path().join("run.log"))?;
+        self.running = Some(Running::Apart(program));
+        Ok(())
+    }
+
+    /// Kills its role server outright, and nothing else.
+    pub(crate) fn kill_role_server(&mut self) -> Result<()> {
+        match self.running.take() {
+            Some(Running::Apart(mut program)) => program.kill(),
+            _ => anyhow::bail!("it is no program of its own"),
+        }
+    }
+
+    /// Ends its role server in order; what runs beside it goes on.
     pub(crate) async fn stop(&mut self) -> Result<()> {
-        let running = self.running.take().context("it does not run")?;
-        running.leaving.cancel();
-        in_time("its end", running.tree.stop()).await
+        match self.running.take().context("it does not run")? {
+            Running::Inside { tree, leaving } => {
+                leaving.cancel();
+                in_time("its end", tree.stop()).await
+            }
+            Running::Apart(mut program) => program.terminate().await.map(drop),
+        }
     }
 
     /// Ends everything on it, as a power cut does.
     pub(crate) async fn cut_power(&mut self) -> Result<()> {
-        if let Some(record) = self.etcd() {
-            record.instance.stop(Duration::ZERO)?;
+        // First what would start the others again.
+        self.stop().await?;
+        for name in self.children() {
+            end_within(&name, &self.places(), Duration::ZERO)?;
         }
-        let running = self.running.take().context("it does not run")?;
-        running.leaving.cancel();
-        in_time("its end", running.tree.stop()).await
+        Ok(())
     }
 
-    fn places(&self) -> Places {
+    /// Names of all that was ever started beside its role server and is not forgotten.
+    pub(crate) fn children(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.places().directory).into_iter().flatten().flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// The process that was last started by this name.
+    pub(crate) fn child(&self, name: &str) -> Option<Record> {
+        recorded(&self.places().record(name))
+    }
+
+    pub(crate) fn places(&self) -> Places {
         Places {
             directory: self.directory.path().join("children"),
             mounts: Mounts::of_this_host(),
@@ -150,9 +204,13 @@ impl Node {
 
     /// The tree of its parts, for sentences.
     pub(crate) fn report(&self) -> String {
-        self.running
-            .as_ref()
-            .map_or_else(|| "it does not run".to_owned(), |running| running.tree.report().to_string())
+        match &self.running {
+            None => "it does not run".to_owned(),
+            Some(Running::Inside { tree, .. }) => tree.report().to_string(),
+            Some(Running::Apart(_)) => {
+                std::fs::read_to_string(self.directory.path().join("run.log")).unwrap_or_default()
+            }
+        }
     }
 
     /// Waits until its curator runs, or does not.
@@ -179,8 +237,15 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The role server's tasks end with the test's runtime; what it started does not.
-        let _ = end_leftovers(etcd::NAME, &self.places());
+        // The role server's tasks end with the test's runtime; what it started does not. It is told to leave that alone,
+        // or both would be at it at once.
+        if let Some(Running::Inside { leaving, .. }) = &self.running {
+            leaving.cancel();
+        }
+        self.running = None;
+        for name in self.children() {
+            let _ = end_within(&name, &self.places(), Duration::ZERO);
+        }
     }
 }
 

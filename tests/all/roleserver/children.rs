@@ -58,6 +58,7 @@ impl Host {
             environment: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
             directory: self.directory.path().to_owned(),
             user: None,
+            groups: Vec::new(),
             limits: Limits::default(),
             stale: Vec::new(),
             stop_time: Duration::from_secs(30),
@@ -265,7 +266,7 @@ async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> Te
     let order = Order {
         spec: spec.clone(),
         group: Group::default(),
-        record: places.record("web"),
+        record: Some(places.record("web")),
         log: places.log("web"),
     };
     first.tree.stop().await;

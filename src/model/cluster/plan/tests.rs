@@ -33,14 +33,14 @@ fn member(number: u8, part: Part) -> Member {
     }
 }
 
-fn asked(what: Wanted, seconds_ago: i64) -> Option<Asked> {
-    Some(Asked { what, generation: 3, at: at(1000 - seconds_ago) })
+fn order(what: Wanted, seconds_ago: i64) -> Asked {
+    Asked { what, generation: 3, at: at(1000 - seconds_ago) }
 }
 
 /// A member that joined and reported its key.
 fn joined(number: u8, part: Part) -> Member {
     Member {
-        asked: asked(Wanted::Join, 300),
+        asked: Some(order(Wanted::Join, 300)),
         report: Some(Report {
             generation: 3,
             key: Some(key(number)),
@@ -144,7 +144,7 @@ fn founding_is_asked_of_one_machine_and_the_others_wait() {
     cluster.members.remove(1);
     let second = "9 waits: m1 founds the cluster first";
     assert_eq!(told(&cluster, &[]), format!("ask 1 found; {second}"));
-    cluster.members[0].asked = asked(Wanted::Found, 5);
+    cluster.members[0].asked = Some(order(Wanted::Found, 5));
     assert_eq!(
         told(&cluster, &[]),
         format!("1 waits: it was asked to found the cluster, and has not taken the order; {second}")
@@ -162,8 +162,11 @@ fn founding_is_asked_of_one_machine_and_the_others_wait() {
 
 #[test]
 fn founder_that_is_lost_leaves_before_another_one_founds() {
-    let founder =
-        Member { asked: asked(Wanted::Found, 5), phase: Phase::NeedsHuman, ..member(1, Part::ControlPlane) };
+    let founder = Member {
+        asked: Some(order(Wanted::Found, 5)),
+        phase: Phase::NeedsHuman,
+        ..member(1, Part::ControlPlane)
+    };
     let mut cluster =
         Cluster { founded: None, view: View::Nobody, spec: spec(1, 0), members: vec![founder], ..well(3) };
     assert!(told(&cluster, &[2]).starts_with("leaving 1: its machine is lost"), "{}", told(&cluster, &[2]));
@@ -174,7 +177,7 @@ fn founder_that_is_lost_leaves_before_another_one_founds() {
         told(&cluster, &[]),
         "ask 1 leave; 2 waits: m1, which was to found the cluster, has to leave first"
     );
-    cluster.members[0].asked = asked(Wanted::Leave, 5);
+    cluster.members[0].asked = Some(order(Wanted::Leave, 5));
     assert_eq!(told(&cluster, &[]), "forget 1; ask 2 found");
 }
 
@@ -272,7 +275,7 @@ fn machine_becomes_a_node_step_by_step() {
     ] {
         let mut cluster = well(3);
         let worker = cluster.members.last_mut().unwrap();
-        worker.asked = what.and_then(|what| asked(what, ago));
+        worker.asked = what.map(|what| order(what, ago));
         worker.report = said;
         let nodes = &mut seen(&mut cluster).nodes;
         nodes.pop();
@@ -341,7 +344,7 @@ fn workers_have_the_roles_that_are_asked_for() {
 fn lost_member_gives_up_its_vote_first_and_is_then_replaced() {
     let mut cluster = well(3);
     cluster.members[2].phase = Phase::NeedsHuman;
-    seen(&mut cluster).nodes[2].health = Health::Silent(Duration::from_secs(900));
+    seen(&mut cluster).nodes[2].health = Health::Silent(Duration::from_mins(15));
     seen(&mut cluster).etcd[2].reachable = false;
     let first = told(&cluster, &[]);
     assert!(first.starts_with("leaving 3: its machine is lost"), "{first}");
@@ -354,7 +357,7 @@ fn lost_member_gives_up_its_vote_first_and_is_then_replaced() {
     assert_eq!(told(&cluster, &[4]), "choose 4 control-plane; delete node-3");
     seen(&mut cluster).nodes.remove(2);
     assert_eq!(told(&cluster, &[4]), "choose 4 control-plane; ask 3 leave");
-    cluster.members[2].asked = asked(Wanted::Leave, 5);
+    cluster.members[2].asked = Some(order(Wanted::Leave, 5));
     assert_eq!(told(&cluster, &[4]), "choose 4 control-plane; forget 3");
 }
 
@@ -387,7 +390,7 @@ fn member_that_is_well_keeps_its_vote_until_another_has_taken_its_place() {
 fn vote_that_is_needed_is_not_given_up() {
     let mut cluster = well(3);
     cluster.members[2].leaving = Some("its machine is lost".to_owned());
-    seen(&mut cluster).nodes[2].health = Health::Silent(Duration::from_secs(900));
+    seen(&mut cluster).nodes[2].health = Health::Silent(Duration::from_mins(15));
     for number in [1, 2] {
         seen(&mut cluster).etcd[number].reachable = false;
     }
@@ -409,12 +412,12 @@ fn machine_that_lost_its_disk_comes_anew_and_its_old_node_goes() {
     let mut cluster = well(3);
     cluster.members[1].report = Some(Report::default());
     // What was asked last is handed out again, but its ticket is used up.
-    cluster.members[1].asked = asked(Wanted::Join, 3700);
-    seen(&mut cluster).nodes[1].health = Health::Silent(Duration::from_secs(60));
+    cluster.members[1].asked = Some(order(Wanted::Join, 3700));
+    seen(&mut cluster).nodes[1].health = Health::Silent(Duration::from_mins(1));
     seen(&mut cluster).etcd[1].reachable = false;
     assert_eq!(told(&cluster, &[]), "ask 2 join; node-2 + -consensus-member");
     cluster.members[1].report = joined(12, Part::ControlPlane).report;
-    cluster.members[1].asked = asked(Wanted::Join, 5);
+    cluster.members[1].asked = Some(order(Wanted::Join, 5));
     seen(&mut cluster).nodes[1].roles.clear();
     seen(&mut cluster).etcd.remove(1);
     seen(&mut cluster).nodes.push(Node { machine: Some(machine(2)), ..node(12, &[]) });
@@ -447,9 +450,9 @@ fn what_is_too_many_goes_and_the_control_plane_one_by_one() {
 fn cluster_ends_when_its_machines_have_left() {
     let mut cluster = Cluster { deleting: true, view: View::Nobody, ..well(1) };
     assert_eq!(told(&cluster, &[]), "ask 1 leave; ask 9 leave");
-    cluster.members[0].asked = asked(Wanted::Leave, 5);
+    cluster.members[0].asked = Some(order(Wanted::Leave, 5));
     cluster.members[0].report = Some(Report { generation: 3, ..Report::default() });
-    cluster.members[1].asked = asked(Wanted::Leave, 5);
+    cluster.members[1].asked = Some(order(Wanted::Leave, 5));
     cluster.members[1].report = Some(Report { generation: 2, ..Report::default() });
     assert_eq!(told(&cluster, &[]), "forget 1; 9 waits: it was asked to leave, and has not said that it has");
     cluster.members[1].phase = Phase::NeedsHuman;

@@ -1,0 +1,193 @@
+//! Fetching a file by HTTP, from where the last attempt ended.
+//!
+//! Nothing of this has to be trusted: what was fetched is an artefact only if its digest says so. So there is no TLS, and
+//! a redirection is followed by nobody: the declaration says where the file is.
+
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::header::{ACCEPT, CONTENT_RANGE, HOST, RANGE, USER_AGENT};
+use hyper::{Request, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use tokio::fs::{File, OpenOptions};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+/// Whoever does not connect, answer or send anything for so long is left alone, until the next attempt.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The largest file that is fetched.
+const LARGEST: u64 = 16 << 30;
+
+/// Brings the file at `path` to its end, whatever part of it is there; gives its length. The error is a sentence, and
+/// what was fetched until then stays.
+///
+/// Whoever drops this has lost nothing but the connection.
+pub async fn fetch(url: &str, path: &Path) -> Result<u64, String> {
+    let failed = |what: &str| format!("fetching {url} failed: {what}");
+    let uri: Uri = url.parse().map_err(|_| failed("it is no URL"))?;
+    let (host, port) = (uri.host().unwrap_or_default(), uri.port_u16().unwrap_or(80));
+    let at = format!("{host}:{port}");
+    let in_time = |what: &'static str| format!("fetching {url} failed: {what} for {} s", PATIENCE.as_secs());
+    let stream = tokio::time::timeout(PATIENCE, TcpStream::connect(&at))
+        .await
+        .map_err(|_| in_time("nobody took the connection"))?
+        .map_err(|error| failed(&error.to_string()))?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| failed(&error.to_string()))?;
+    let serving = tokio::spawn(connection);
+    let _end = Aborted(serving.abort_handle());
+
+    let mut there = tokio::fs::metadata(path).await.map_or(0, |data| data.len());
+    let request = Request::get(uri.path_and_query().map_or("/", |path| path.as_str()))
+        .header(HOST, &at)
+        .header(USER_AGENT, "roleserver")
+        .header(ACCEPT, "*/*")
+        .header(RANGE, format!("bytes={there}-"))
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| failed(&error.to_string()))?;
+    let answer = tokio::time::timeout(PATIENCE, sender.send_request(request))
+        .await
+        .map_err(|_| in_time("there was no answer"))?
+        .map_err(|error| failed(&error.to_string()))?;
+    let begins = answer.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok()).and_then(start_of);
+    match answer.status() {
+        StatusCode::PARTIAL_CONTENT if begins == Some(there) => {}
+        // It has no more than is there.
+        StatusCode::RANGE_NOT_SATISFIABLE if there > 0 => return Ok(there),
+        StatusCode::OK => there = 0,
+        status => return Err(failed(&format!("it was answered with {status}"))),
+    }
+    let mut file = opened(path, there).await.map_err(|error| failed(&error.to_string()))?;
+    let mut body = answer.into_body();
+    loop {
+        let frame =
+            tokio::time::timeout(PATIENCE, body.frame()).await.map_err(|_| in_time("nothing more came"))?;
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|error| failed(&error.to_string()))?;
+        let Some(data) = frame.data_ref() else { continue };
+        there += data.len() as u64;
+        if there > LARGEST {
+            return Err(failed(&format!("it is larger than {LARGEST} bytes")));
+        }
+        file.write_all(data).await.map_err(|error| failed(&error.to_string()))?;
+    }
+    file.sync_all().await.map_err(|error| failed(&error.to_string()))?;
+    Ok(there)
+}
+
+/// Open for writing behind its first bytes.
+async fn opened(path: &Path, there: u64) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).mode(0o600).open(path).await?;
+    file.set_len(there).await?;
+    let mut file = file;
+    tokio::io::AsyncSeekExt::seek(&mut file, std::io::SeekFrom::End(0)).await?;
+    Ok(file)
+}
+
+/// The first number of `bytes 7-9/10` (RFC 9110, 14.4).
+fn start_of(range: &str) -> Option<u64> {
+    range.strip_prefix("bytes ")?.split_once('-')?.0.trim().parse().ok()
+}
+
+/// A task that ends with this.
+struct Aborted(tokio::task::AbortHandle);
+
+impl Drop for Aborted {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    use std::sync::{Arc, Mutex};
+
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+
+    /// A server of one file that ends each connection after so many bytes of it. Tells what was asked for.
+    pub(in crate::roleserver::cluster::services) async fn serving(
+        content: Vec<u8>,
+        most: usize,
+    ) -> (String, Arc<Mutex<Vec<String>>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/file", listener.local_addr().unwrap());
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let told = asked.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = vec![0; 4000];
+                let read = stream.read(&mut request).await.unwrap_or(0);
+                let text = String::from_utf8_lossy(&request[..read]).to_lowercase();
+                let range = text.lines().find_map(|line| line.strip_prefix("range: ")).unwrap_or_default();
+                told.lock().unwrap().push(range.to_owned());
+                let from: usize = range.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap();
+                let size = content.len();
+                let head = if from >= size {
+                    format!("HTTP/1.1 416 No\r\nContent-Range: bytes */{size}\r\nContent-Length: 0\r\n\r\n")
+                } else {
+                    format!(
+                        "HTTP/1.1 206 Part\r\nContent-Range: bytes {from}-{}/{size}\r\nContent-Length: {}\r\n\r\n",
+                        size - 1,
+                        size - from
+                    )
+                };
+                let _ = stream.write_all(head.as_bytes()).await;
+                let _ = stream.write_all(&content[from.min(size)..size.min(from + most)]).await;
+            }
+        });
+        (url, asked)
+    }
+
+    #[tokio::test]
+    async fn what_broke_off_goes_on_where_it_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let content: Vec<u8> = (0..=255).cycle().take(10_000).collect();
+        let (url, asked) = serving(content.clone(), 4000).await;
+        for length in [4000, 8000] {
+            assert!(fetch(&url, &path).await.is_err(), "it breaks off");
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), length);
+        }
+        assert_eq!(fetch(&url, &path).await, Ok(10_000));
+        assert_eq!(fetch(&url, &path).await, Ok(10_000), "all of it is there");
+        assert_eq!(std::fs::read(&path).unwrap(), content);
+        let asked = asked.lock().unwrap().clone();
+        assert_eq!(asked, ["bytes=0-", "bytes=4000-", "bytes=8000-", "bytes=10000-"]);
+    }
+
+    #[tokio::test]
+    async fn server_that_knows_no_parts_sends_all_of_it_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, "something longer").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/file", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            for answer in [
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+                "HTTP/1.1 206 Part\r\nContent-Range: bytes 1-2/3\r\nContent-Length: 2\r\n\r\nbc",
+                "HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n",
+            ] {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = vec![0; 4000];
+                let _ = stream.read(&mut request).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        assert_eq!(fetch(&url, &path).await, Ok(3));
+        assert_eq!(std::fs::read(&path).unwrap(), b"abc");
+        // Another part than was asked for, and somewhere else.
+        for part in ["206", "302"] {
+            let error = fetch(&url, &path).await.unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), b"abc");
+    }
+}
