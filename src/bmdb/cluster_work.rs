@@ -282,6 +282,10 @@ impl Bmdb {
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(doing)?;
+                sqlx::query_file!("sql/cluster/remove_lease.sql", lease.kind, lease.name)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
                 for name in &secrets {
                     sqlx::query_file!("sql/cluster/remove_secrets.sql", name)
                         .execute(&mut *tx)

@@ -8,12 +8,15 @@
 //! | `machine_due` | two per machine: one a lane |
 //! | `work_backoff`, `work_postponed` | one per machine and process |
 //! | `work` | one per worker |
-//! | `named_lease` | one per provider ever configured, and one per kind of disturbance |
+//! | `cluster` | one per cluster that there is |
+//! | `cluster_order` | one per machine that was ever asked about a cluster |
+//! | `named_lease` | one per provider ever configured, per cluster that there is, and per kind of disturbance |
 //! | `provider_state` | one per provider ever configured |
 //! | `brake` | one per kind and provider, while it is on |
 //! | `loop_pause` | one per loop and provider that was ever paused and not resumed |
 //! | `fleet_listening` | one per shard: 16 |
-//! | `policy`, `bmdb_identity`, `sealed_secret`, `migration_lock` | fixed |
+//! | `policy`, `bmdb_identity`, `migration_lock` | fixed |
+//! | `sealed_secret` | one, and one per cluster that there is |
 //! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
 //! | `intent` | what is settled within it, and what is open |
 //! | `session` | what is closed within it, and what is open or holds something |

@@ -197,6 +197,8 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     // It ends, and its machines are free again.
     field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
     field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
+    assert!(field.fleet.holds("SELECT count(*) = 0 FROM named_lease WHERE kind = 'cluster'").await?);
+    assert!(field.fleet.holds("SELECT count(*) = 0 FROM sealed_secret WHERE name LIKE 'cluster/%'").await?);
     field.fleet.until("its machines are free", "SELECT count(*) = 0 FROM machine_cluster").await?;
     field
         .fleet
@@ -253,18 +255,18 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
     Ok(())
 }
 
-/// Three machines of one cluster fall silent in a fleet of a hundred, and their curators do not hear them either: the
+/// Three machines of one cluster fall silent in a fleet of thirty, and their curators do not hear them either: the
 /// ladder helps one after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_three_silent_members_one_at_a_time_is_helped() -> TestResult {
-    let simulator = ["--machines", "100", "--boot_seconds", "0.3", "--persistent_percent", "100"];
+    let simulator = ["--machines", "30", "--boot_seconds", "0.3", "--persistent_percent", "100"];
     let fleet = Fleet::start("clusters_silent", &simulator).await?;
     // Nobody tends the cluster: what its curators said is this test's to say.
     let parts = "--components=provisioner,initializer,recoverer,updater,callback";
     let flags =
         [&FLAGS[1..3], &[parts, "--heartbeat_interval=2s", "--recovery_ladder=reboot:20s:2"]].concat();
     let _shepherd = fleet.shepherd("shepherd", &[endpoint()?], &flags)?;
-    fleet.until("all are known", "SELECT count(*) = 100 FROM machine").await?;
+    fleet.until("all are known", "SELECT count(*) = 30 FROM machine").await?;
     fleet.until("all are Ready", ALL_READY).await?;
     let silent = ["sim-0010", "sim-0020", "sim-0030"];
     for statement in [

@@ -117,10 +117,10 @@ async fn tend(
                 if !session.lost().is_cancelled()
                     && let Err(error) = sessions.close(&session, "the cluster is not tended any more").await
                 {
-                    tracing::warn!(name, %error, "cannot close a session; the reaper will");
+                    tracing::warn!(cluster = name, %error, "cannot close a session; the reaper will");
                 }
             }
-            Err(error) => tracing::warn!(name, %error, "cannot start a session to tend a cluster"),
+            Err(error) => tracing::warn!(cluster = name, %error, "cannot start a session to tend a cluster"),
         }
         stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
     }
@@ -137,11 +137,11 @@ async fn passes(
     while !stop.is_cancelled() && !session.lost().is_cancelled() {
         match bmdb.take_lease(session, LEASE, &cluster.to_string()).await {
             Ok(Some(lease)) => {
-                tracing::info!(name, fence = lease.fence, "tending a cluster");
+                tracing::info!(cluster = name, fence = lease.fence, "tending a cluster");
                 let mut tending = Tending { bmdb, session, lease, settings, way: None, cluster, name };
                 let gone = tending.hold(stop).await;
                 if let Err(error) = bmdb.give_back_lease(&tending.lease).await {
-                    tracing::warn!(name, %error, "cannot give back a lease; the reaper will");
+                    tracing::warn!(cluster = name, %error, "cannot give back a lease; the reaper will");
                 }
                 return gone;
             }
@@ -151,7 +151,7 @@ async fn passes(
                 _ => drop(stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await),
             },
             Err(error) => {
-                tracing::warn!(name, %error, "cannot take a cluster's lease; trying again");
+                tracing::warn!(cluster = name, %error, "cannot take a cluster's lease; trying again");
                 stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
             }
         }
@@ -191,12 +191,12 @@ impl Tending<'_> {
                     Ok(Ok(After::Again(pause))) => pause,
                     Ok(Err(PassError::Bmdb(BmdbError::SessionOver | BmdbError::LeaseLost))) => return false,
                     Ok(Err(error)) => {
-                        tracing::warn!(name, %error, "a pass over a cluster failed");
+                        tracing::warn!(cluster = name, %error, "a pass over a cluster failed");
                         SOON
                     }
                     Err(panic) => {
                         let text = panic_text(&*panic);
-                        tracing::error!(name, text, "a pass over a cluster panicked; the next one is made");
+                        tracing::error!(cluster = name, text, "a pass over a cluster panicked; the next one is made");
                         SOON
                     }
                 },
@@ -266,7 +266,7 @@ impl Tending<'_> {
                 Ok(View::Seen(seen))
             }
             Err(error) => {
-                tracing::info!(name = self.name, %error, "the curators of a cluster say nothing");
+                tracing::info!(cluster = self.name, %error, "the curators of a cluster say nothing");
                 self.way = None;
                 Ok(View::Away(error.to_string()))
             }

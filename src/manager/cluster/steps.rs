@@ -32,7 +32,7 @@ impl Tending<'_> {
         step: &Step,
         planned: &mut Plan,
     ) -> Result<bool, PassError> {
-        tracing::info!(name = self.name, ?step, "a step of a cluster");
+        tracing::info!(cluster = self.name, %step, "a step of a cluster");
         let about = (self.cluster, self.name);
         match step {
             Step::Choose { machine, part } => {

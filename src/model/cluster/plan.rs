@@ -19,6 +19,7 @@
 //! lets it ask.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 use crate::model::cluster::choice::{going_first, spread};
@@ -100,6 +101,27 @@ pub enum Step {
     },
     /// Forget the cluster.
     Remove,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Choose { machine, part } => write!(f, "machine {machine} is chosen as {part}"),
+            Self::Ask { machine, what } => write!(f, "machine {machine} is asked to {what}"),
+            Self::Founded { machine } => write!(f, "machine {machine} has founded it"),
+            Self::Approve { machine, key } => {
+                write!(f, "machine {machine} is let in by the key {}", hex::encode(key))
+            }
+            Self::Roles { node, give, take } => {
+                write!(f, "{node} is given [{}], and [{}] is taken", give.join(", "), take.join(", "))
+            }
+            Self::Decommission { node } => write!(f, "{node} is decommissioned"),
+            Self::Delete { node } => write!(f, "{node} is deleted"),
+            Self::Leaving { machine, why } => write!(f, "machine {machine} is to leave: {why}"),
+            Self::Forget { machine, how } => write!(f, "machine {machine} is out of it: {how}"),
+            Self::Remove => f.write_str("nothing of it is left"),
+        }
+    }
 }
 
 /// What is to be done about a cluster, and what is waited for.

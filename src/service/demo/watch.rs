@@ -140,6 +140,11 @@ Ask what Shepherd knows and does about it:
   {ctl} --bmdb_url {database} why {one}
   {ctl} --bmdb_url {database} timeline {one}
 
+Make a cluster of some of them, where etcd is installed:
+
+  {ctl} --bmdb_url {database} cluster create demo --reason 'to see it'
+  {ctl} --bmdb_url {database} cluster describe demo
+
 See all of it on one page; q leaves that:
 
   {ctl} --bmdb_url {database} top

@@ -109,7 +109,9 @@ impl Default for Wanted {
     fn default() -> Self {
         Self {
             size: 1,
-            ttl: Duration::from_secs(10),
+            // A host that is busy with other tests may stand still for some seconds, and a leader that loses its lease
+            // ends all that hangs on it.
+            ttl: Duration::from_mins(1),
             sync_interval: Duration::from_millis(200),
             deadline: Duration::from_secs(30),
         }
