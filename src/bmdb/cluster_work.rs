@@ -12,6 +12,7 @@ use crate::bmdb::cluster::{ClusterAndMachines, clusters, machines};
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
+use crate::bmdb::inspect;
 use crate::bmdb::lease::{NamedLease, lock_lease};
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::{lock, tell};
@@ -20,6 +21,7 @@ use crate::model::cluster::spec::Part;
 use crate::model::cluster::state::{Candidate, Wanted};
 use crate::model::ids::MachineId;
 use crate::model::phase::{Phase, phase_of};
+use crate::model::time::Timestamp;
 
 /// Kind of the named lease; its name is the cluster's id.
 pub const LEASE: &str = "cluster";
@@ -63,15 +65,15 @@ impl Bmdb {
         Ok(rows.into_iter().map(|row| (row.cluster_id, row.name)).collect())
     }
 
-    /// A cluster with its machines; none when it is gone.
-    pub async fn cluster(&self, name: &str) -> Result<Option<ClusterAndMachines>, BmdbError> {
+    /// A cluster with its machines, and the database's clock then; none when it is gone.
+    pub async fn cluster(&self, name: &str) -> Result<Option<(ClusterAndMachines, Timestamp)>, BmdbError> {
         let name = name.to_owned();
         self.transact("reading a cluster", move |tx| {
             let name = name.clone();
             Box::pin(async move {
                 let Some(cluster) = clusters(tx, Some(&name)).await?.pop() else { return Ok(None) };
                 let machines = machines(tx, cluster.id).await?;
-                Ok(Some(ClusterAndMachines { cluster, machines }))
+                Ok(Some((ClusterAndMachines { cluster, machines }, inspect::now(tx).await?)))
             })
         })
         .await

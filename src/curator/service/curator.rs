@@ -145,6 +145,8 @@ impl Curator {
                 Ok(())
             };
             let ended = tokio::select! {
+                // First: the election ends by this as well, and may have done so already.
+                biased;
                 () = cancel.cancelled() => None,
                 changed = changed => Some(changed),
                 failed = &mut serving => {

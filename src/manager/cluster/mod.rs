@@ -210,7 +210,7 @@ impl Tending<'_> {
     }
 
     async fn pass(&mut self) -> Result<After, PassError> {
-        let Some(found) = self.bmdb.cluster(self.name).await? else { return Ok(After::Gone) };
+        let Some((found, now)) = self.bmdb.cluster(self.name).await? else { return Ok(After::Gone) };
         if found.cluster.id != self.cluster {
             return Ok(After::Gone);
         }
@@ -221,7 +221,7 @@ impl Tending<'_> {
             if lacking { self.bmdb.cluster_candidates(&cluster.spec.selector).await? } else { Vec::new() };
         let places: Places =
             found.machines.iter().map(|line| (line.member.machine, line.location.clone())).collect();
-        let mut planned = plan(&cluster, &candidates, &places, crate::curator::clock::Clock::host().now());
+        let mut planned = plan(&cluster, &candidates, &places, now);
         let steps = std::mem::take(&mut planned.steps);
         let busy = !steps.is_empty();
         for step in steps {

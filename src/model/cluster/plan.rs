@@ -473,22 +473,19 @@ impl Planning<'_> {
         }
     }
 
-    /// Nodes of machines that are none of ours any more, or are other nodes by now.
+    /// Nodes of our machines that are other nodes by now. What somebody else let in is theirs.
     fn clean(&mut self, seen: &Seen, consensus: &mut Option<Step>) {
         let current: BTreeMap<MachineId, &Member> =
             self.cluster.members.iter().map(|member| (member.machine, member)).collect();
         for node in &seen.nodes {
             // Of a node that says no machine nobody here knows anything.
             let Some(machine) = node.machine else { continue };
-            let stale = match current.get(&machine) {
-                // What a machine has not reported yet it may be about to.
-                Some(member) => {
-                    member.leaving.is_none()
-                        && node.health != Health::Healthy
-                        && member.report.as_ref().is_some_and(|report| report.key != Some(node.key))
-                }
-                None => node.health != Health::Healthy,
-            };
+            // What a machine has not reported yet it may be about to.
+            let stale = current.get(&machine).is_some_and(|member| {
+                member.leaving.is_none()
+                    && node.health != Health::Healthy
+                    && member.report.as_ref().is_some_and(|report| report.key != Some(node.key))
+            });
             if !stale {
                 continue;
             }

@@ -433,6 +433,15 @@ fn node_that_is_heard_is_no_old_node_whatever_its_machine_said() {
 }
 
 #[test]
+fn node_that_somebody_else_let_in_is_left_alone() {
+    let mut cluster = well(3);
+    let silent = Health::Silent(Duration::from_mins(15));
+    seen(&mut cluster).nodes.push(Node { health: silent, machine: None, ..node(50, &["web"]) });
+    seen(&mut cluster).nodes.push(Node { health: silent, ..node(51, &["web"]) });
+    assert_eq!(told(&cluster, &[]), "");
+}
+
+#[test]
 fn what_is_too_many_goes_and_the_control_plane_one_by_one() {
     let mut cluster = well(5);
     cluster.spec = spec(3, 0);
