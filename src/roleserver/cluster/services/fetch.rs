@@ -61,21 +61,29 @@ pub async fn fetch(url: &str, path: &Path) -> Result<u64, String> {
         status => return Err(failed(&format!("it was answered with {status}"))),
     }
     let mut file = opened(path, there).await.map_err(|error| failed(&error.to_string()))?;
-    let mut body = answer.into_body();
-    loop {
-        let frame =
-            tokio::time::timeout(PATIENCE, body.frame()).await.map_err(|_| in_time("nothing more came"))?;
-        let Some(frame) = frame else { break };
-        let frame = frame.map_err(|error| failed(&error.to_string()))?;
-        let Some(data) = frame.data_ref() else { continue };
-        there += data.len() as u64;
-        if there > LARGEST {
-            return Err(failed(&format!("it is larger than {LARGEST} bytes")));
-        }
-        file.write_all(data).await.map_err(|error| failed(&error.to_string()))?;
-    }
+    let received = receive(answer.into_body(), &mut file, &mut there).await;
+    // Whatever ended it: what the file has taken is in it before anybody looks how far it came.
+    file.flush().await.map_err(|error| failed(&error.to_string()))?;
+    received.map_err(|what| failed(&what))?;
     file.sync_all().await.map_err(|error| failed(&error.to_string()))?;
     Ok(there)
+}
+
+/// Writes all that comes, and counts it in `there`. The error is a part of a sentence.
+async fn receive(mut body: hyper::body::Incoming, file: &mut File, there: &mut u64) -> Result<(), String> {
+    loop {
+        let frame = tokio::time::timeout(PATIENCE, body.frame())
+            .await
+            .map_err(|_| format!("nothing more came for {} s", PATIENCE.as_secs()))?;
+        let Some(frame) = frame else { return Ok(()) };
+        let frame = frame.map_err(|error| error.to_string())?;
+        let Some(data) = frame.data_ref() else { continue };
+        *there += data.len() as u64;
+        if *there > LARGEST {
+            return Err(format!("it is larger than {LARGEST} bytes"));
+        }
+        file.write_all(data).await.map_err(|error| error.to_string())?;
+    }
 }
 
 /// Open for writing behind its first bytes.
@@ -122,9 +130,11 @@ pub(super) mod tests {
         let told = asked.clone();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let mut request = vec![0; 4000];
-                let read = stream.read(&mut request).await.unwrap_or(0);
-                let text = String::from_utf8_lossy(&request[..read]).to_lowercase();
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") && stream.read_buf(&mut request).await.unwrap_or(0) > 0
+                {
+                }
+                let text = String::from_utf8_lossy(&request).to_lowercase();
                 let range = text.lines().find_map(|line| line.strip_prefix("range: ")).unwrap_or_default();
                 told.lock().unwrap().push(range.to_owned());
                 let from: usize = range.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap();
