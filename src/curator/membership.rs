@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::curator::node::{ConsensusMember, Node, State};
+use crate::curator::node::{ConsensusMember, Node, Roles, State};
 use crate::curator::node_id::NodeId;
 
 /// Port on which members of etcd reach each other.
@@ -200,6 +200,22 @@ pub enum Change {
         /// Whose.
         node: NodeId,
     },
+}
+
+impl Change {
+    /// The record to write for it, by the nodes it was decided by; none where a record is not what changes.
+    #[must_use]
+    pub fn record(&self, nodes: &Nodes) -> Option<Node> {
+        let (node, consensus_member) = match self {
+            Self::RemoveMember { .. } => return None,
+            Self::GiveRole { node, role } => (node, Some(role.clone())),
+            Self::TakeRoles { node } => (node, None),
+        };
+        let known = nodes.get(node)?;
+        let kubernetes_controller = known.roles.kubernetes_controller && consensus_member.is_some();
+        let roles = Roles { consensus_member, kubernetes_controller, ..known.roles.clone() };
+        Some(Node { roles, ..known.clone() })
+    }
 }
 
 /// What one tick is to do.

@@ -30,7 +30,7 @@ use crate::roleserver::cluster::facts::{Connection, ControlPlane, Facts, ToFound
 use crate::roleserver::cluster::files::{Credentials, Files, Membership};
 use crate::supervisor::context::{Runnable, Scope, Starting};
 use crate::supervisor::outcome::Stop;
-use crate::supervisor::reduce::Inputs;
+use crate::supervisor::reduce::{Inputs, reduce};
 use crate::supervisor::value::{Value, Watcher};
 
 /// The port of curators.
@@ -106,6 +106,19 @@ pub fn inherit(last: &Membership, startup: &Startup) -> Inheritance {
     }
 }
 
+/// The runnable that says in `startup` what is to run, whenever facts say more.
+#[must_use]
+pub fn deciding(facts: &Facts, startup: &Value<Startup>) -> Runnable {
+    let facts = facts.clone();
+    let inputs = move || {
+        Inputs::new(Known::default())
+            .with(&facts.to_found, |known: &mut Known, to_found| known.to_found = to_found)
+            .with(&facts.roles, |known: &mut Known, roles| known.roles = Some(roles))
+            .with(&facts.connection, |known: &mut Known, connection| known.connection = Some(connection))
+    };
+    reduce(inputs, decide, startup)
+}
+
 /// With what a control plane is run.
 #[derive(Clone, Debug)]
 pub struct Host {
@@ -126,19 +139,7 @@ pub fn control_plane(host: Host, facts: Facts) -> Runnable {
         let (host, facts) = (host.clone(), facts.clone());
         async move {
             let startup = Value::new();
-            let inputs = {
-                let facts = facts.clone();
-                move || {
-                    Inputs::new(Known::default())
-                        .with(&facts.to_found, |known: &mut Known, to_found| known.to_found = to_found)
-                        .with(&facts.roles, |known: &mut Known, roles| known.roles = Some(roles))
-                        .with(&facts.connection, |known: &mut Known, connection| {
-                            known.connection = Some(connection);
-                        })
-                }
-            };
-            let deciding = crate::supervisor::reduce::reduce(inputs, decide, &startup);
-            starting.start("decide", deciding)?;
+            starting.start("decide", deciding(&facts, &startup))?;
             starting.start("launcher", launcher(host, facts, startup))?;
             Err(starting.healthy().scope().cancelled().await.into())
         }
