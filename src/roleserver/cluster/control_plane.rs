@@ -25,7 +25,7 @@ use crate::curator::tls::certified;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::nodes_client::NodesClient;
 use crate::roleserver::child::keep::{Places, keep};
-use crate::roleserver::cluster::etcd;
+use crate::roleserver::cluster::etcd::{self, Begun};
 use crate::roleserver::cluster::facts::{Connection, ControlPlane, Facts, ToFound};
 use crate::roleserver::cluster::files::{Credentials, Files, Membership};
 use crate::supervisor::context::{Runnable, Scope, Starting};
@@ -36,7 +36,7 @@ use crate::supervisor::value::{Value, Watcher};
 /// The port of curators.
 pub const CURATOR_PORT: u16 = 7835;
 /// The part of etcd that the curator has.
-const NAMESPACE: &str = "curator";
+pub(super) const NAMESPACE: &str = "curator";
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// What is to run, as far as it decides whether something is started again.
@@ -96,13 +96,37 @@ pub enum Inheritance {
     Remove,
 }
 
-/// Decides about the membership that was carried out last.
+/// Decides about the membership that was carried out last, whose etcd has `begun` like that.
+///
+/// What etcd has begun as counts, and not what it was started for: a member that was removed and added again before etcd
+/// had come to begin is begun as the one that etcd found under its address by then. And where etcd has not begun at all,
+/// what it was to begin with may be old: nobody starts in a cluster who was told other members than there are.
 #[must_use]
-pub fn inherit(last: &Membership, startup: &Startup) -> Inheritance {
+pub fn inherit(last: &Membership, begun: Begun, startup: &Startup) -> Inheritance {
+    let member = match begun {
+        Begun::As(member) => Some(member),
+        Begun::Unknown => last.member,
+        Begun::NotYet => None,
+    };
     match startup {
         Startup::Founding(_) if last.new_cluster => Inheritance::GoOn,
-        Startup::Member(role, _) if last.member == Some(role.member) => Inheritance::GoOn,
+        Startup::Member(role, _) if member == Some(role.member) => Inheritance::GoOn,
         Startup::Nothing | Startup::Founding(_) | Startup::Member(..) => Inheritance::Remove,
+    }
+}
+
+/// Whether what is beginning is to begin anew, because `next` is to run instead: another membership, or the same where
+/// etcd has not begun and others are members by now.
+#[must_use]
+pub fn begins_anew(beginning: &Startup, begun: Begun, next: &Startup) -> bool {
+    match (beginning, next) {
+        // It is over when it says so itself.
+        (Startup::Founding(_), _) => false,
+        (Startup::Nothing, _) => !is_as_it_should(None, next),
+        (Startup::Member(role, _), Startup::Member(other, _)) if role.member == other.member => {
+            begun == Begun::NotYet && role.peers != other.peers
+        }
+        (Startup::Member(role, _), _) => !is_as_it_should(Some(role.member), next),
     }
 }
 
@@ -156,9 +180,15 @@ fn launcher(host: Host, facts: Facts, startup: Value<Startup>) -> Runnable {
             let scope = starting.scope().clone();
             let first = scope.until_cancelled(startups.next()).await?;
             let last = host.files.membership()?;
-            if let Some(last) = last.filter(|last| inherit(last, &first) == Inheritance::Remove) {
-                tracing::info!(member = ?last.member, data = last.data, "a membership of etcd is over; its data is removed");
+            let over = |last: &Membership| {
+                inherit(last, etcd::begun(&host.files, last), &first) == Inheritance::Remove
+            };
+            if last.as_ref().is_some_and(over) {
                 end_leftovers(&host).await?;
+            }
+            // Until its end etcd may have come to begin.
+            if let Some(last) = last.filter(over) {
+                tracing::info!(member = ?last.member, data = last.data, "a membership of etcd is over, or never began; its data is removed");
                 host.files.remove_membership(&last)?;
             }
             let beginning = async {
@@ -175,7 +205,7 @@ fn launcher(host: Host, facts: Facts, startup: Value<Startup>) -> Runnable {
             // A membership that is over before etcd has answered once would be waited for without an end.
             let running = tokio::select! {
                 running = beginning => running?,
-                () = until_another(&mut startups, &first) => return Err(another(&facts)),
+                () = until_another(&mut startups, &first, &host.files) => return Err(another(&facts)),
             };
             let healthy = starting.healthy();
             loop {
@@ -189,14 +219,13 @@ fn launcher(host: Host, facts: Facts, startup: Value<Startup>) -> Runnable {
 }
 
 /// Waits until something else is to run than this, which is only beginning.
-async fn until_another(startups: &mut Watcher<Startup>, beginning: &Startup) {
-    let wanted = match beginning {
-        Startup::Nothing => None,
-        Startup::Member(role, _) => Some(role.member),
-        // It is over when it says so itself.
-        Startup::Founding(_) => return std::future::pending().await,
+async fn until_another(startups: &mut Watcher<Startup>, beginning: &Startup, files: &Files) {
+    let begun = || match files.membership() {
+        Ok(Some(membership)) => etcd::begun(files, &membership),
+        Ok(None) => Begun::NotYet,
+        Err(_) => Begun::Unknown,
     };
-    startups.next_where(|next| !is_as_it_should(wanted, next)).await;
+    startups.next_where(|next| begins_anew(beginning, begun(), next)).await;
 }
 
 /// What runs is not what is to run any more.
@@ -280,7 +309,12 @@ async fn run_member(
     let key = host.files.key()?.ok_or_else(|| Stop::because("this node has no key"))?;
     let own = connection.id;
     let membership = if let Some(membership) = host.files.membership()? {
-        membership
+        // Etcd may have begun as another than it was started for.
+        let of_role = Membership { member: Some(role.member), ..membership.clone() };
+        if of_role != membership {
+            host.files.write_membership(&of_role)?;
+        }
+        of_role
     } else {
         let address = scope.until_cancelled(facts.address.watch().next()).await?;
         let membership = etcd::membership_of(own, address, role);
@@ -471,14 +505,41 @@ mod tests {
     #[test]
     fn data_of_another_membership_is_never_started() {
         let member = |number| Startup::Member(role(number), connection());
-        for (last, startup, expected) in [
-            (last(Some(7), true), member(7), Inheritance::GoOn),
-            (last(Some(7), false), member(7), Inheritance::GoOn),
-            (last(Some(7), false), member(8), Inheritance::Remove),
-            (last(None, true), member(8), Inheritance::Remove),
-            (last(Some(7), true), Startup::Nothing, Inheritance::Remove),
+        for (last, begun, startup, expected) in [
+            (last(Some(7), true), Begun::As(7), member(7), Inheritance::GoOn),
+            (last(Some(7), false), Begun::As(7), member(7), Inheritance::GoOn),
+            (last(Some(7), false), Begun::Unknown, member(7), Inheritance::GoOn),
+            (last(Some(7), false), Begun::As(7), member(8), Inheritance::Remove),
+            (last(Some(7), false), Begun::Unknown, member(8), Inheritance::Remove),
+            (last(None, true), Begun::Unknown, member(8), Inheritance::Remove),
+            (last(Some(7), true), Begun::As(7), Startup::Nothing, Inheritance::Remove),
+            // Started for a membership that is over, and begun as the next one.
+            (last(Some(7), false), Begun::As(8), member(8), Inheritance::GoOn),
+            (last(Some(7), false), Begun::As(8), member(7), Inheritance::Remove),
+            // There is nothing to lose, and what it would begin with may be old.
+            (last(Some(7), false), Begun::NotYet, member(7), Inheritance::Remove),
         ] {
-            assert_eq!(inherit(&last, &startup), expected, "{last:?} {startup:?}");
+            assert_eq!(inherit(&last, begun, &startup), expected, "{last:?} {begun:?} {startup:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_beginning_begins_anew_with_other_peers_and_what_has_begun_does_not() {
+        let member = |number, peer: u8| {
+            let peers = [(crate::curator::node_id::tests::node_id(peer), "https://10.0.0.2:7834".to_owned())];
+            Startup::Member(ConsensusMember { member: number, peers: peers.into() }, connection())
+        };
+        for (beginning, begun, next, expected) in [
+            (member(7, 2), Begun::NotYet, member(7, 2), false),
+            (member(7, 2), Begun::NotYet, member(7, 3), true),
+            (member(7, 2), Begun::As(7), member(7, 3), false),
+            (member(7, 2), Begun::Unknown, member(7, 3), false),
+            (member(7, 2), Begun::As(7), member(8, 2), true),
+            (member(7, 2), Begun::As(7), Startup::Nothing, true),
+            (Startup::Nothing, Begun::NotYet, member(7, 2), true),
+            (Startup::Nothing, Begun::NotYet, Startup::Nothing, false),
+        ] {
+            assert_eq!(begins_anew(&beginning, begun, &next), expected, "{beginning:?} {begun:?} {next:?}");
         }
     }
 }
