@@ -130,17 +130,13 @@ pub fn begins_anew(beginning: &Startup, begun: Begun, next: &Startup) -> bool {
     }
 }
 
-/// The runnable that says in `startup` what is to run, whenever facts say more.
+/// What it follows from, together.
 #[must_use]
-pub fn deciding(facts: &Facts, startup: &Value<Startup>) -> Runnable {
-    let facts = facts.clone();
-    let inputs = move || {
-        Inputs::new(Known::default())
-            .with(&facts.to_found, |known: &mut Known, to_found| known.to_found = to_found)
-            .with(&facts.roles, |known: &mut Known, roles| known.roles = Some(roles))
-            .with(&facts.connection, |known: &mut Known, connection| known.connection = Some(connection))
-    };
-    reduce(inputs, decide, startup)
+pub fn inputs(facts: &Facts) -> Inputs<Known> {
+    Inputs::new(Known::default())
+        .with(&facts.to_found, |known: &mut Known, to_found| known.to_found = to_found)
+        .with(&facts.roles, |known: &mut Known, roles| known.roles = Some(roles))
+        .with(&facts.connection, |known: &mut Known, connection| known.connection = Some(connection))
 }
 
 /// With what a control plane is run.
@@ -163,7 +159,8 @@ pub fn control_plane(host: Host, facts: Facts) -> Runnable {
         let (host, facts) = (host.clone(), facts.clone());
         async move {
             let startup = Value::new();
-            starting.start("decide", deciding(&facts, &startup))?;
+            let watched = facts.clone();
+            starting.start("decide", reduce(move || inputs(&watched), decide, &startup))?;
             starting.start("launcher", launcher(host, facts, startup))?;
             Err(starting.healthy().scope().cancelled().await.into())
         }

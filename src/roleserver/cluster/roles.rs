@@ -85,9 +85,12 @@ fn follow(files: Files, facts: Facts) -> Runnable {
                 }
                 let now = ordered(connection.id, event.event).map_err(Stop::because)?;
                 let Some(now) = now else { continue };
+                // The file may be lost, and what followed from the membership instead be just what is said.
+                if files.roles().as_ref() != Some(&now) {
+                    files.write_roles(&now)?;
+                }
                 if facts.roles.latest().as_ref() != Some(&now) {
                     tracing::info!(roles = ?now.names(), "what this node is to do has changed");
-                    files.write_roles(&now)?;
                     facts.roles.set(now);
                 }
             }

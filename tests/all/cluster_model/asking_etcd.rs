@@ -103,7 +103,6 @@ impl World {
     pub(crate) async fn change_members(&self, machine: usize, step: &Step) -> Result<(), Failure> {
         let refused = |error: MemberError| Err(Failure::from(error));
         let doing = || format!("{step:?}");
-        self.change().changing += 1;
         let id = self.sim.number();
         let all = self.all_voters_within_reach(machine);
         let answer = match step {
@@ -146,7 +145,6 @@ impl World {
                 })
             }
         };
-        self.change().changing -= 1;
         if matches!(answer, Ok(Ok(()))) {
             self.note(format_args!("machine {machine}: {step:?} (as {id})"));
         }
@@ -161,6 +159,7 @@ impl World {
 
     /// Gives a learner its vote, if it has learnt enough.
     pub(crate) async fn promote(&self, machine: usize, id: u64) -> Result<bool, Failure> {
+        let _changing = self.begin_to_change();
         let learnt = {
             let state = self.look();
             let runs = |machine: &super::world::Machine| {
@@ -187,7 +186,7 @@ impl World {
 /// The programs etcd, as far as nobody asks them: who leads them, who begins, who has ended, and what leases have.
 pub(crate) async fn keep_etcd_running(world: World) {
     loop {
-        world.sim.sleep(Duration::from_millis(250)).await;
+        world.sim.sleep(Duration::from_millis(400)).await;
         elect(&world);
         for machine in 0..super::world::MACHINES {
             begin(&world, machine);
@@ -200,7 +199,7 @@ pub(crate) async fn keep_etcd_running(world: World) {
             let over = world.change().etcd.expire(now);
             (0..over).for_each(|_| world.count("leases ended"));
         }
-        world.demand(invariants::voters_keep_a_quorum(&world.look()));
+        world.judge(|state| invariants::voters_keep_a_quorum(state));
     }
 }
 

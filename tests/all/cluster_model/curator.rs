@@ -22,9 +22,9 @@ use shepherd::curator::service::failure::Failure;
 use shepherd::curator::service::store::{Stored, StoredNodes, put_node};
 
 use super::sim::Process;
-use super::world::World;
+use super::world::{Changing, World};
 
-const LOOK: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_millis(400);
 /// How often a decision is made anew, because records changed while it was being made.
 const TRIES: u32 = 10;
 
@@ -51,7 +51,10 @@ pub(crate) struct Leading {
 }
 
 /// Keeps others from changing members meanwhile.
-pub(crate) struct Alone(Rc<Cell<bool>>);
+pub(crate) struct Alone(
+    Rc<Cell<bool>>,
+    #[expect(dead_code, reason = "it is there as long as this is")] Changing,
+);
 
 impl Drop for Alone {
     fn drop(&mut self) {
@@ -127,7 +130,7 @@ impl Leading {
         while self.membership.replace(true) {
             self.world.sim.sleep(Duration::from_millis(20)).await;
         }
-        Alone(self.membership.clone())
+        Alone(self.membership.clone(), self.world.begin_to_change())
     }
 
     /// One tick of making members and records agree.

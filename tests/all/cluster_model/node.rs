@@ -131,7 +131,7 @@ impl NodeLife {
             if let Some(found) = found(&self.facts()) {
                 return found;
             }
-            self.world.sim.sleep(Duration::from_millis(200)).await;
+            self.world.sim.sleep(Duration::from_millis(400)).await;
         }
     }
 
@@ -247,15 +247,17 @@ impl NodeLife {
             told = latest;
             if !matches!((&event, first), (Some(wire::node_event::Event::Deleted(_)), true)) {
                 let event = event.map(|event| wire::NodeEvent { event: Some(event) });
-                if let Some(roles) = ordered(id, event).map_err(Failure::invalid)?
-                    && self.facts().roles.as_ref() != Some(&roles)
-                {
-                    self.world.count("roles taken up");
-                    self.write(|disk| disk.roles = Some(roles.clone())).await;
-                    self.tell(|facts| facts.roles = Some(roles));
+                if let Some(roles) = ordered(id, event).map_err(Failure::invalid)? {
+                    if self.disk().roles.as_ref() != Some(&roles) {
+                        self.world.count("roles taken up");
+                        self.write(|disk| disk.roles = Some(roles.clone())).await;
+                    }
+                    if self.facts().roles.as_ref() != Some(&roles) {
+                        self.tell(|facts| facts.roles = Some(roles));
+                    }
                 }
             }
-            self.world.sim.sleep(Duration::from_millis(500)).await;
+            self.world.sim.sleep(Duration::from_millis(700)).await;
             let open = {
                 let state = self.world.look();
                 let curator = state.machines[leading.machine].curator.as_ref();
@@ -287,7 +289,7 @@ impl NodeLife {
             let now = status::decide(&known, "1", "boot");
             if let Some(now) = now.filter(|now| known.connection.is_some() && said.as_ref() != Some(now)) {
                 let (caller, id, _) = self.caller()?;
-                self.world.demand(invariants::report_is_complete(&self.world.look(), self.at, &now));
+                self.world.judge(|state| invariants::report_is_complete(state, self.at, &now));
                 let report = async |leading: Rc<curator::Leading>| leading.report(id, &now).await;
                 caller.call(&self.world, "Nodes/UpdateStatus", Some(id), report).await?;
                 said = Some(now);
@@ -363,12 +365,12 @@ impl NodeLife {
             if let Some(first) = self.decided() {
                 break first;
             }
-            self.world.sim.sleep(Duration::from_millis(200)).await;
+            self.world.sim.sleep(Duration::from_millis(400)).await;
         };
         let remove = |last: &Membership| inherit(last, self.begun(last), &first) == Inheritance::Remove;
         if let Some(last) = self.disk().membership.filter(remove) {
             self.stop_etcd();
-            self.world.demand(invariants::only_what_is_over_is_removed(&self.world.look(), self.at, &last));
+            self.world.judge(|state| invariants::only_what_is_over_is_removed(state, self.at, &last));
             self.world.count("data of a membership removed");
             let data = last.data.clone();
             self.write(|disk| {
@@ -392,7 +394,7 @@ impl NodeLife {
         self.world.count("control planes begun");
         let mut looked = 0;
         loop {
-            self.world.sim.sleep(Duration::from_millis(200)).await;
+            self.world.sim.sleep(Duration::from_millis(400)).await;
             let said = self.world.look().machines[self.at].facts.said;
             if said == looked {
                 continue;
@@ -430,7 +432,7 @@ impl NodeLife {
 
     fn start_etcd(&self, membership: &Membership) {
         let now = self.world.sim.now();
-        self.world.demand(invariants::one_etcd_at_a_time(&self.world.look(), self.at, membership));
+        self.world.judge(|state| invariants::one_etcd_at_a_time(state, self.at, membership));
         self.world.machine(self.at, |machine| {
             // One that runs already, of this membership, is gone on with.
             if machine.etcd.as_ref().is_none_or(|program| program.membership.data != membership.data) {
@@ -572,7 +574,7 @@ impl NodeLife {
     }
 
     fn serve(&self, own: NodeId) {
-        self.world.demand(invariants::one_curator_at_a_time(&self.world.look(), self.at));
+        self.world.judge(|state| invariants::one_curator_at_a_time(state, self.at));
         let curator = curator::start(&self.world, self.at, own);
         self.world.machine(self.at, |machine| {
             machine.curator = Some(curator);

@@ -83,12 +83,25 @@ fn anyone(world: &World) -> Option<NodeId> {
 async fn roles(world: &World) {
     let Some(id) = anyone(world) else { return };
     let (mut give, mut take) = (BTreeSet::new(), BTreeSet::new());
-    for role in ["consensus-member", "kubernetes-controller", "kubernetes-worker", "web"] {
-        let role: Role = role.parse().unwrap_or(Role::ConsensusMember);
-        match world.sim.below(10) {
-            0..3 => drop(give.insert(role)),
-            3..5 => drop(take.insert(role)),
-            _ => {}
+    match world.sim.below(10) {
+        // Consensus alone is seldom refused; so it comes and goes more often than by chance.
+        0..2 => take.extend([Role::ConsensusMember, Role::KubernetesController]),
+        2..4 => {
+            give.insert(Role::ConsensusMember);
+        }
+        _ => {
+            for role in ["consensus-member", "kubernetes-controller", "kubernetes-worker", "web"] {
+                let role: Role = role.parse().unwrap_or(Role::ConsensusMember);
+                match world.sim.below(10) {
+                    0..3 => {
+                        give.insert(role);
+                    }
+                    3..5 => {
+                        take.insert(role);
+                    }
+                    _ => {}
+                }
+            }
         }
     }
     // A contradiction now and then.
@@ -227,7 +240,8 @@ pub(crate) async fn disturb(world: World, end: Duration) {
                 }
             }
             80..88 => {
-                let lose = world.look().machines[at].disk.key.is_some() && world.look().can_lose_disk(at);
+                let used = world.look().machines[at].disk.key.is_some();
+                let lose = used && world.changing.get() == 0 && world.look().can_lose_disk(at);
                 if lose {
                     world.count("disks lost");
                     world.note(format_args!("machine {at}: its disk is lost"));

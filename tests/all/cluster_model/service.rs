@@ -11,7 +11,7 @@ use shepherd::curator::node_id::{NodeId, PublicKey};
 use shepherd::curator::peer::Peer;
 use shepherd::curator::permissions::{authorise, may_act_on};
 use shepherd::curator::pki::Validity;
-use shepherd::curator::roles::{Next, Order, evaluate};
+use shepherd::curator::roles::{self, Next, Order, evaluate};
 use shepherd::curator::service::failure::Failure;
 use shepherd::curator::service::store::{Stored, put, put_node};
 use shepherd::curator::tickets::{self, Secret, Ticket};
@@ -246,7 +246,11 @@ impl Leading {
             let stored = self.nodes().await?;
             let node = stored.nodes.get(&id).ok_or(life_cycle::Refusal::Unknown(id))?;
             let declared = super::operators::declared();
-            let plan = evaluate(node, order, &members, &stored.nodes, &declared)?;
+            let plan = evaluate(node, order, &members, &stored.nodes, &declared).inspect_err(|refusal| {
+                if matches!(refusal, roles::Refusal::Quorum { .. }) {
+                    self.world.count("removals refused for the quorum");
+                }
+            })?;
             let mut made = false;
             let changed = loop {
                 match plan.next(made, node, &members, &stored.nodes)? {

@@ -1,6 +1,6 @@
 //! All there is: machines with their disks, which of them reach each other, etcd, and what was seen of it all.
 
-use std::cell::{Ref, RefCell, RefMut};
+use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
@@ -96,8 +96,6 @@ pub(crate) struct State {
     pub(crate) secrets: Vec<Secret>,
     /// The voters that lived within reach when a leader last listed the members, by its machine.
     pub(crate) listed: BTreeMap<usize, BTreeSet<u64>>,
-    /// Changes of members that are being made: a disk that is lost meanwhile is more than a quorum can withstand.
-    pub(crate) changing: usize,
     /// When a leader heard a node last, by its lock.
     pub(crate) heard: BTreeMap<(i64, NodeId), Duration>,
     pub(crate) counts: Counts,
@@ -111,7 +109,19 @@ pub(crate) struct World {
     pub(crate) sim: Rc<Sim>,
     pub(crate) fixture: &'static Fixture,
     pub(crate) namespace: Rc<Namespace>,
+    /// Who decides about members now, by what he has just read: a disk that is lost meanwhile is more than a quorum
+    /// withstands.
+    pub(crate) changing: Rc<Cell<usize>>,
     state: Rc<RefCell<State>>,
+}
+
+/// As long as this is there, somebody decides about members.
+pub(crate) struct Changing(Rc<Cell<usize>>);
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 impl World {
@@ -135,7 +145,6 @@ impl World {
             leap: Duration::ZERO,
             secrets: Vec::new(),
             listed: BTreeMap::new(),
-            changing: 0,
             heard: BTreeMap::new(),
             counts: Counts::new(),
             trace: VecDeque::new(),
@@ -145,6 +154,7 @@ impl World {
             sim: Sim::new(seed),
             fixture,
             namespace: Rc::new(Namespace::new(NAMESPACE)?),
+            changing: Rc::default(),
             state: Rc::new(RefCell::new(state)),
         })
     }
@@ -160,6 +170,11 @@ impl World {
 
     pub(crate) fn machine<T>(&self, index: usize, change: impl FnOnce(&mut Machine) -> T) -> T {
         change(&mut self.state.borrow_mut().machines[index])
+    }
+
+    pub(crate) fn begin_to_change(&self) -> Changing {
+        self.changing.set(self.changing.get() + 1);
+        Changing(self.changing.clone())
     }
 
     /// The time of day.
@@ -179,6 +194,12 @@ impl World {
             state.trace.pop_front();
         }
         state.trace.push_back(format!("{at:9.3} {what}"));
+    }
+
+    /// Asks an invariant about everything as it is.
+    pub(crate) fn judge(&self, judge: impl FnOnce(&State) -> Result<(), String>) {
+        let judged = judge(&self.look());
+        self.demand(judged);
     }
 
     /// Notes what an invariant says against what happened.
@@ -235,6 +256,6 @@ impl State {
         };
         let voters: Vec<u64> = self.etcd.voters().map(|member| member.id).collect();
         let kept = voters.iter().filter(|id| (0..self.machines.len()).any(|index| keeps(index, **id)));
-        self.changing == 0 && kept.count() > voters.len() / 2
+        kept.count() > voters.len() / 2
     }
 }

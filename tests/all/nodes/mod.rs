@@ -3,4 +3,5 @@
 mod crashes;
 mod forming;
 mod node;
+mod renewal;
 mod roles;
