@@ -60,7 +60,7 @@ pub enum Next {
     /// etcd is to do this; once it has, its members are listed anew and what is next is asked again.
     Membership(Step),
     /// The record is to be so; with that the order is carried out.
-    Record(Node),
+    Record(Box<Node>),
 }
 
 /// Why an order is not carried out.
@@ -238,7 +238,7 @@ impl Plan {
     pub fn next(&self, made: bool, node: &Node, members: &[Member], nodes: &Nodes) -> Result<Next, Refusal> {
         match &self.membership {
             Some(step) if !made => Ok(Next::Membership(step.clone())),
-            _ => self.record(node, members, nodes).map(Next::Record),
+            _ => self.record(node, members, nodes).map(|node| Next::Record(Box::new(node))),
         }
     }
 

@@ -113,7 +113,7 @@ impl management_server::Management for ManagementService {
                         members = leading.members().await?;
                         made = true;
                     }
-                    Next::Record(changed) => break changed,
+                    Next::Record(changed) => break *changed,
                 }
             };
             if changed != *node {

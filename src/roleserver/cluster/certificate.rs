@@ -164,7 +164,7 @@ mod tests {
                 "after {days} days"
             );
         }
-        let soon = after(from, day * 20 - Duration::from_millis(5));
+        let soon = crate::model::time::before(after(from, day * 20), Duration::from_millis(5));
         assert_eq!(decide(validity, soon, false), Doing::Wait(Duration::from_secs(1)));
     }
 }

@@ -104,19 +104,19 @@ mod tests {
     use crate::curator::node::tests::{member, up};
     use crate::curator::node_id::tests::node_id;
 
-    fn event(event: Event) -> Option<wire::NodeEvent> {
-        Some(wire::NodeEvent { event: Some(event) })
+    fn told(event: Event) -> Result<Option<Roles>, String> {
+        ordered(node_id(1), Some(wire::NodeEvent { event: Some(event) }))
     }
 
     #[test]
     fn node_does_what_it_is_told_of_itself_and_nothing_once_it_is_deleted() {
         let own = node_id(1);
-        let roles = ordered(own, event(Event::Present(member(1).to_wire()))).unwrap();
+        let roles = told(Event::Present(member(1).to_wire())).unwrap();
         assert_eq!(roles, Some(member(1).roles));
-        let of_another = ordered(own, event(Event::Present(up(2).to_wire())));
+        let of_another = told(Event::Present(up(2).to_wire()));
         assert!(of_another.unwrap_err().contains("another node"));
-        assert_eq!(ordered(own, event(Event::Deleted(own.to_string()))), Ok(Some(Roles::default())));
-        assert_eq!(ordered(own, event(Event::Deleted(node_id(2).to_string()))), Ok(None));
+        assert_eq!(told(Event::Deleted(own.to_string())), Ok(Some(Roles::default())));
+        assert_eq!(told(Event::Deleted(node_id(2).to_string())), Ok(None));
         assert_eq!(
             ordered(own, None),
             Ok(None),

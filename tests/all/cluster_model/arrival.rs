@@ -7,8 +7,8 @@
 use anyhow::Result;
 use futures::poll;
 use shepherd::curator::node::{ConsensusMember, Roles};
-use shepherd::roleserver::cluster::control_plane::{self, Startup};
 use shepherd::roleserver::cluster::facts::{ControlPlane, Facts};
+use shepherd::roleserver::cluster::startup::{self, Startup};
 use shepherd::roleserver::cluster::status;
 use shepherd::supervisor::reduce::Inputs;
 
@@ -76,8 +76,8 @@ fn roles(member: Option<u64>) -> Roles {
     Roles { consensus_member: member.map(role), ..Roles::default() }
 }
 
-fn told(startup: &Startup) -> String {
-    match startup {
+fn told(decided: &Startup) -> String {
+    match decided {
         Startup::Nothing => "nothing".to_owned(),
         Startup::Founding(_) => "founding".to_owned(),
         Startup::Member(role, _) => format!("member {}", role.member),
@@ -101,11 +101,10 @@ async fn startup_is_the_same_in_whatever_order_its_inputs_come() -> TestResult {
         (vec![vec![found(), founded()], vec![give(Some(7)), give(None)], vec![connect()]], "nothing"),
     ] {
         let founds = !inputs[0].is_empty();
-        let (ends, tried) =
-            decisions(&inputs, control_plane::inputs, control_plane::decide, |arrived: &[usize]| {
-                (founds && arrived[0] == 1) || (arrived[1] > 0 && arrived[2] > 0)
-            })
-            .await?;
+        let (ends, tried) = decisions(&inputs, startup::inputs, startup::decide, |arrived: &[usize]| {
+            (founds && arrived[0] == 1) || (arrived[1] > 0 && arrived[2] > 0)
+        })
+        .await?;
         assert!(tried >= 32, "{tried}");
         for end in ends {
             assert_eq!(end.as_ref().map(told).as_deref(), Some(expected));
@@ -121,8 +120,7 @@ async fn nothing_is_decided_without_the_roles_or_without_the_way() -> TestResult
     let connect = || -> Arrive<'_> { Box::new(|facts| facts.connection.set(fixture.connection.clone())) };
     let give = |member| -> Arrive<'_> { Box::new(move |facts| facts.roles.set(roles(member))) };
     for inputs in [vec![vec![give(Some(7)), give(None)]], vec![vec![connect(), connect()]]] {
-        let (ends, _) =
-            decisions(&inputs, control_plane::inputs, control_plane::decide, |_: &[usize]| false).await?;
+        let (ends, _) = decisions(&inputs, startup::inputs, startup::decide, |_: &[usize]| false).await?;
         assert!(ends.iter().all(Option::is_none));
     }
     Ok(())

@@ -199,7 +199,7 @@ pub(crate) async fn keep_etcd_running(world: World) {
             let over = world.change().etcd.expire(now);
             (0..over).for_each(|_| world.count("leases ended"));
         }
-        world.judge(|state| invariants::voters_keep_a_quorum(state));
+        world.judge(invariants::voters_keep_a_quorum);
     }
 }
 

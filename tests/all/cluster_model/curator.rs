@@ -168,7 +168,9 @@ impl Leading {
         let there: BTreeSet<NodeId> = nodes.iter().map(|node| node.id).collect();
         let mut view = self.view.borrow_mut();
         let gone: Vec<NodeId> = view.present().map(|node| node.id).filter(|id| !there.contains(id)).collect();
-        gone.into_iter().for_each(|id| view.delete(id));
+        for id in gone {
+            view.delete(id);
+        }
         for node in nodes {
             if view.get(&node.id).is_none_or(|before| **before != node) {
                 view.put(node);
@@ -306,7 +308,9 @@ async fn stand(world: &World, machine: usize, curator: &Rc<Curator>) -> Result<i
                 return Ok(lease);
             }
             places = Places::default();
-            keys.into_iter().for_each(|key| places.put(key.key, &key.value, key.create_revision));
+            for key in keys {
+                places.put(key.key, &key.value, key.create_revision);
+            }
             places.complete = true;
         }
         let standing = places.standing(&own, seen);

@@ -153,7 +153,9 @@ impl Etcd {
     pub(crate) fn expire(&mut self, now: Duration) -> usize {
         let over: Vec<i64> =
             self.leases.iter().filter(|(_, (_, until))| *until <= now).map(|(id, _)| *id).collect();
-        over.iter().for_each(|id| self.revoke(*id));
+        for id in &over {
+            self.revoke(*id);
+        }
         over.len()
     }
 

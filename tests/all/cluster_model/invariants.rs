@@ -10,8 +10,9 @@ use shepherd::curator::key_space::{LEADER, NODES};
 use shepherd::curator::node::{Node, State as Life};
 use shepherd::curator::node_id::NodeId;
 use shepherd::proto::curator::v1 as wire;
-use shepherd::roleserver::cluster::control_plane::{CURATOR_PORT, Startup};
+use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::files::Membership;
+use shepherd::roleserver::cluster::startup::Startup;
 
 use super::curator::Leading;
 use super::etcd::{Done, Pair};
@@ -99,7 +100,9 @@ pub(crate) fn judge_write(world: &World, machine: usize, guard: Option<&Guard>, 
             }
         }
     }
-    judged.into_iter().for_each(|judged| world.demand(judged));
+    for judged in judged {
+        world.demand(judged);
+    }
 }
 
 /// V10: whoever writes a record does so by the key that was created first in the election, of all that are there at that
@@ -117,11 +120,12 @@ fn only_the_leader_writes(state: &State, machine: usize, guard: Option<&Guard>) 
 fn life_cycle_is_kept(before: Option<&Node>, after: Option<&Node>) -> Result<(), String> {
     let step = (before.map(|node| node.state), after.map(|node| node.state));
     let kept = match step {
-        (None, Some(Life::New)) | (_, None) => true,
         // The founding node, which nobody could approve.
         (None, Some(Life::Up)) => after.is_some_and(|node| node.ticket.is_none()),
         (Some(before), Some(after)) if before == after => true,
-        (Some(Life::New), Some(Life::Standby))
+        (_, None)
+        | (None, Some(Life::New))
+        | (Some(Life::New), Some(Life::Standby))
         | (Some(Life::Standby), Some(Life::Up))
         | (Some(Life::Up), Some(Life::Decommissioned)) => true,
         _ => false,

@@ -15,7 +15,7 @@
 //! `roles::{evaluate, Plan::next}`, `membership::{sync, Change::record, promotion, owners}`, `life_cycle`, `tickets`,
 //! `health::Heartbeats`, `permissions`, `node` (records, with their encoding), `pki::renewal`; of etcd's election
 //! `etcd::places`, of its guard the transactions themselves and what their failure means; `service::chronicle`. On the node
-//! `enrolment::decide`, `control_plane::{decide, inherit, begins_anew, is_as_it_should}`, `etcd::{first_membership,
+//! `enrolment::decide`, `startup::{decide, inherit, begins_anew, is_as_it_should}`, `etcd::{first_membership,
 //! membership_of}`, `roles::{last_known, ordered}`, `status::decide`, `certificate::decide`.
 //!
 //! # What is simulated, and what follows
@@ -70,6 +70,7 @@ mod curator;
 mod etcd;
 mod fixture;
 mod invariants;
+mod launcher;
 mod node;
 mod operators;
 mod runs;

@@ -301,7 +301,6 @@ pub(crate) async fn tidy(world: World) {
             let record = nodes.iter().find(|node| Some(node.id) == id);
             match record.map(|node| node.state) {
                 Some(Life::New) => approve_key(&world, at).await,
-                Some(Life::Standby | Life::Up) => {}
                 Some(Life::Decommissioned) => {
                     another_disk(&world, at);
                     power_on(&world, at);
@@ -310,7 +309,7 @@ pub(crate) async fn tidy(world: World) {
                     another_disk(&world, at);
                     power_on(&world, at);
                 }
-                None => {}
+                None | Some(Life::Standby | Life::Up) => {}
             }
         }
         let machines: BTreeSet<NodeId> =

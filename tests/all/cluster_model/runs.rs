@@ -22,9 +22,9 @@ const RUNS: u64 = 200;
 /// One run alone: that of this seed.
 const SEED: &str = "SHEPHERD_CLUSTER_MODEL_SEED";
 /// How long it is disturbed.
-const DISTURBED: Duration = Duration::from_secs(120);
+const DISTURBED: Duration = Duration::from_mins(2);
 /// How long after that it may take until nothing is left to be done.
-const SETTLING: Duration = Duration::from_secs(300);
+const SETTLING: Duration = Duration::from_mins(5);
 /// For how long nothing may be left to be done, then.
 const SETTLED: Duration = Duration::from_secs(15);
 
@@ -174,7 +174,9 @@ async fn whatever_comes_between_every_invariant_holds_and_the_cluster_settles() 
                     match run(seed, fixture) {
                         Ok(counts) => {
                             if let Ok(mut all) = all.lock() {
-                                counts.into_iter().for_each(|(what, n)| *all.entry(what).or_default() += n);
+                                for (what, times) in counts {
+                                    *all.entry(what).or_default() += times;
+                                }
                             }
                         }
                         Err(error) => {

@@ -259,7 +259,7 @@ impl Leading {
                         members = self.world.members(self.machine).await?;
                         made = true;
                     }
-                    Next::Record(changed) => break changed,
+                    Next::Record(changed) => break *changed,
                 }
             };
             if changed != *node {

@@ -147,17 +147,14 @@ impl Sim {
             polled.is_pending().then(|| self.sleeps_until.get())
         };
         let mut tasks = self.tasks.borrow_mut();
-        match (wakes, tasks.get_mut(&id)) {
-            (Some(wakes), Some((_, place))) => {
-                *place = Some(task);
-                self.queue.borrow_mut().push(Reverse((wakes, id)));
-            }
-            // It was killed by what it did, or has ended.
-            _ => {
-                tasks.remove(&id);
-                drop(tasks);
-                drop(task);
-            }
+        if let (Some(wakes), Some((_, place))) = (wakes, tasks.get_mut(&id)) {
+            *place = Some(task);
+            self.queue.borrow_mut().push(Reverse((wakes, id)));
+        } else {
+            // It was killed by what it did, or has ended. What is dropped may look at this.
+            tasks.remove(&id);
+            drop(tasks);
+            drop(task);
         }
         true
     }

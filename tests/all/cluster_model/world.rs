@@ -48,6 +48,7 @@ pub(crate) struct Disk {
 
 /// What the parts of a node tell each other while it runs.
 #[derive(Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is one thing that is known, or not")]
 pub(crate) struct Facts {
     pub(crate) to_found: bool,
     pub(crate) roles: Option<Roles>,
