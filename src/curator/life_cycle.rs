@@ -22,7 +22,7 @@ use tonic::Code;
 
 use crate::curator::labels;
 use crate::curator::membership::{Member, Nodes, QuorumRefusal};
-use crate::curator::node::{Node, State};
+use crate::curator::node::{Node, State, Status};
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::role;
 use crate::curator::roles::{self, Step};
@@ -250,6 +250,23 @@ pub fn peer(known: Option<&Node>, key: &PublicKey, revoked: bool) -> Result<IpAd
     known.status.as_ref().map(|status| status.address).ok_or(Refusal::NoAddress(known.id))
 }
 
+/// Takes what a node says of itself. What is the same but for its time is nothing new: it is durable already, and
+/// everybody who watches would be told nothing.
+pub fn report(known: Option<&Node>, id: NodeId, status: &Status) -> Result<Outcome, Refusal> {
+    let known = known.ok_or(Refusal::Unknown(id))?;
+    if known.state != State::Up {
+        return Err(Refusal::NotUp { node: id, state: known.state });
+    }
+    let same = known
+        .status
+        .as_ref()
+        .is_some_and(|before| *before == Status { reported_at: before.reported_at, ..status.clone() });
+    if same {
+        return Ok(Outcome::Unchanged(known.clone()));
+    }
+    Ok(Outcome::Changed(Node { status: Some(status.clone()), ..known.clone() }))
+}
+
 /// Whether the certificate of a node for this key is still good, whatever it says itself.
 ///
 /// What is asked on every connection and of every call: a certificate lives longer than trust may.
@@ -326,6 +343,22 @@ mod tests {
     use crate::curator::membership::tests::{dead, nodes, voter};
     use crate::curator::node::tests::{at, member, up};
     use crate::curator::node_id::tests::{key, node_id};
+
+    #[test]
+    fn report_of_a_node_is_taken_while_it_is_up_and_only_when_it_is_new() {
+        let before = crate::curator::node::tests::up(3);
+        let said = before.status.clone().unwrap();
+        let later = Status { reported_at: at(60), ..said.clone() };
+        assert_eq!(report(Some(&before), before.id, &later), Ok(Outcome::Unchanged(before.clone())));
+        let moved = Status { address: "10.0.0.9".parse().unwrap(), ..later };
+        let changed = report(Some(&before), before.id, &moved).unwrap();
+        assert_eq!(changed, Outcome::Changed(Node { status: Some(moved.clone()), ..before.clone() }));
+        assert_eq!(report(None, before.id, &moved), Err(Refusal::Unknown(before.id)));
+        for state in [State::New, State::Standby, State::Decommissioned] {
+            let refusal = report(Some(&node(state)), before.id, &moved);
+            assert_eq!(refusal, Err(Refusal::NotUp { node: before.id, state }));
+        }
+    }
 
     const STATES: [State; 4] = [State::New, State::Standby, State::Up, State::Decommissioned];
 

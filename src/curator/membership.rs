@@ -5,7 +5,8 @@
 //! tick and makes *one* change; the next tick sees what came of it. etcd is the truth:
 //!
 //! 1. a member whose node has no record, or is not up, is removed;
-//! 2. a node that is a member and has no role, or one of an earlier membership, is given the role;
+//! 2. a node that is a member and has no role, or one of an earlier membership, is given the role; so is one whose
+//!    member has not started while others came or went, for etcd starts only where it is told the members there are;
 //! 3. a node that has the role and is no member loses it, and with it the role of Kubernetes controller.
 //!
 //! What must never be is done by nobody, whoever asks: a member is removed only while those that are left,
@@ -20,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::curator::node::{ConsensusMember, Node, State};
+use crate::curator::node::{ConsensusMember, Node, Roles, State};
 use crate::curator::node_id::NodeId;
 
 /// Port on which members of etcd reach each other.
@@ -202,6 +203,22 @@ pub enum Change {
     },
 }
 
+impl Change {
+    /// The record to write for it, by the nodes it was decided by; none where a record is not what changes.
+    #[must_use]
+    pub fn record(&self, nodes: &Nodes) -> Option<Node> {
+        let (node, consensus_member) = match self {
+            Self::RemoveMember { .. } => return None,
+            Self::GiveRole { node, role } => (node, Some(role.clone())),
+            Self::TakeRoles { node } => (node, None),
+        };
+        let known = nodes.get(node)?;
+        let kubernetes_controller = known.roles.kubernetes_controller && consensus_member.is_some();
+        let roles = Roles { consensus_member, kubernetes_controller, ..known.roles.clone() };
+        Some(Node { roles, ..known.clone() })
+    }
+}
+
 /// What one tick is to do.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Tick {
@@ -253,11 +270,11 @@ pub fn sync(leader: NodeId, members: &[Member], nodes: &Nodes) -> Result<Tick, A
     }
 
     let recorded = |node: &NodeId| nodes.get(node).and_then(|node| node.roles.consensus_member.as_ref());
-    let lacks = owners
-        .of_node
-        .iter()
-        .filter(|(node, _)| is_up(nodes, node))
-        .find(|(node, member)| recorded(node).is_none_or(|role| role.member != member.id));
+    let lacks = owners.of_node.iter().filter(|(node, _)| is_up(nodes, node)).find(|(node, member)| {
+        recorded(node).is_none_or(|role| {
+            role.member != member.id || !member.started() && *role != role_of(node, member, &owners)
+        })
+    });
     if let Some((node, member)) = lacks {
         let change = Change::GiveRole { node: *node, role: role_of(node, member, &owners) };
         return Ok(Tick { change: Some(change), withheld });
@@ -377,6 +394,23 @@ pub(crate) mod tests {
         assert_eq!(change(&members, &known).unwrap(), Change::TakeRoles { node: node_id(3) });
         known.insert(node_id(3), up(3));
         assert_eq!(change(&members, &known), None);
+    }
+
+    #[test]
+    fn member_that_has_not_started_is_told_the_others_as_they_are_now() {
+        let known = nodes([member_node(1), member_node(2), member_node(3)]);
+        let peers = |of: &[Member]| match change(of, &known) {
+            Some(Change::GiveRole { node, role }) if node == node_id(3) => role.peers.into_keys().collect(),
+            _ => Vec::new(),
+        };
+        assert_eq!(peers(&[voter(1), voter(2), unstarted(3)]), [node_id(1), node_id(2)]);
+        assert_eq!(
+            peers(&[voter(1), unstarted(3)]),
+            [node_id(1)],
+            "before anything else that is to be settled"
+        );
+        // It knows them from etcd itself by then.
+        assert_eq!(change(&[voter(1), voter(2), learner(3)], &known), None);
     }
 
     #[test]

@@ -54,6 +54,15 @@ pub struct Plan {
     wanted: BTreeSet<Role>,
 }
 
+/// What is done next to carry out an order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// etcd is to do this; once it has, its members are listed anew and what is next is asked again.
+    Membership(Step),
+    /// The record is to be so; with that the order is carried out.
+    Record(Box<Node>),
+}
+
 /// Why an order is not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -223,6 +232,16 @@ pub fn removal(node: &NodeId, members: &[Member], nodes: &Nodes) -> Result<Optio
 }
 
 impl Plan {
+    /// What is done next: the step of membership unless it was `made`, and the record only then.
+    ///
+    /// `members` are those that etcd lists now.
+    pub fn next(&self, made: bool, node: &Node, members: &[Member], nodes: &Nodes) -> Result<Next, Refusal> {
+        match &self.membership {
+            Some(step) if !made => Ok(Next::Membership(step.clone())),
+            _ => self.record(node, members, nodes).map(|node| Next::Record(Box::new(node))),
+        }
+    }
+
     /// The record to write, by the members that etcd lists once the step is made.
     ///
     /// What the list says counts, and not that the step was answered with success: the role carries the
@@ -420,6 +439,23 @@ mod tests {
         let plan = evaluate(&with(3, &[C]), &order(&[], &[C]), &members, &known, &declared()).unwrap();
         let refusal = plan.record(&with(3, &[C]), &members, &known).unwrap_err();
         assert_eq!((refusal.code(), refusal), (Code::Unavailable, Refusal::StepNotMade { node: node_id(3) }));
+    }
+
+    #[test]
+    fn record_follows_only_once_membership_is_changed() {
+        let node = with(3, &[C]);
+        let known = nodes([member_node(1), member_node(2), node.clone()]);
+        let members = [voter(1), voter(2), voter(3)];
+        let plan = evaluate(&node, &order(&[], &[C]), &members, &known, &declared()).unwrap();
+        let step = Step::Remove { member: 3 };
+        assert_eq!(plan.next(false, &node, &members, &known), Ok(Next::Membership(step)));
+        let Ok(Next::Record(written)) = plan.next(true, &node, &members[..2], &known) else {
+            panic!("no record, though etcd has done its part")
+        };
+        assert!(written.roles.is_empty());
+        // What needs no step is written at once.
+        let plan = evaluate(&node, &order(&[W], &[]), &members, &known, &declared()).unwrap();
+        assert!(matches!(plan.next(false, &node, &members, &known), Ok(Next::Record(_))));
     }
 
     #[test]

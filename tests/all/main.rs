@@ -19,6 +19,7 @@ mod budgets;
 mod callback;
 mod checker;
 mod cli;
+mod cluster_model;
 mod clusters;
 mod command_line;
 mod control_loops;

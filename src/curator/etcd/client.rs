@@ -302,19 +302,11 @@ impl Client {
         value: &[u8],
         lease: i64,
     ) -> Result<wire::RequestOp, EtcdError> {
-        let put = wire::PutRequest { key: self.namespace.outside(key)?, value: value.to_vec(), lease };
-        Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestPut(put)) })
+        put_operation(&self.namespace, key, value, lease)
     }
 
     pub(super) fn delete_operation(&self, keys: &Keys) -> Result<wire::RequestOp, EtcdError> {
-        let (key, range_end) = keys.outside(&self.namespace)?;
-        let delete = wire::DeleteRangeRequest { key, range_end };
-        Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestDeleteRange(delete)) })
-    }
-
-    pub(super) fn get_operation(&self, key: &str) -> Result<wire::RequestOp, EtcdError> {
-        let get = wire::RangeRequest { key: self.namespace.outside(key)?, ..Default::default() };
-        Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestRange(get)) })
+        delete_operation(&self.namespace, keys)
     }
 
     pub(super) fn record(&self, pair: wire::KeyValue) -> Record {
@@ -398,6 +390,30 @@ pub(super) struct Transacted {
     pub(super) revision: i64,
     /// What its reads found.
     pub(super) read: Vec<Record>,
+}
+
+/// A part of a transaction: the key gets this value, until this lease ends; 0 is none.
+pub(super) fn put_operation(
+    namespace: &Namespace,
+    key: &str,
+    value: &[u8],
+    lease: i64,
+) -> Result<wire::RequestOp, EtcdError> {
+    let put = wire::PutRequest { key: namespace.outside(key)?, value: value.to_vec(), lease };
+    Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestPut(put)) })
+}
+
+/// A part of a transaction: these are deleted.
+pub(super) fn delete_operation(namespace: &Namespace, keys: &Keys) -> Result<wire::RequestOp, EtcdError> {
+    let (key, range_end) = keys.outside(namespace)?;
+    let delete = wire::DeleteRangeRequest { key, range_end };
+    Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestDeleteRange(delete)) })
+}
+
+/// A part of a transaction: the key is read.
+pub(super) fn get_operation(namespace: &Namespace, key: &str) -> Result<wire::RequestOp, EtcdError> {
+    let get = wire::RangeRequest { key: namespace.outside(key)?, ..Default::default() };
+    Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestRange(get)) })
 }
 
 /// A comparison for a transaction: the key came to be at this revision; 0 when it is to be absent.

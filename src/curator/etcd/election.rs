@@ -18,11 +18,9 @@
 //! of this candidate: a key with its name that it did not put there now, whose lease may have seconds to live, through
 //! which everybody is sent to somebody who does not answer.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
@@ -32,6 +30,8 @@ use crate::curator::etcd::client::{Client, EtcdError, created_at, written_at};
 use crate::curator::etcd::guard::Guard;
 use crate::curator::etcd::namespace::Keys;
 use crate::curator::etcd::pause;
+pub use crate::curator::etcd::places::{Leader, Standing};
+use crate::curator::etcd::places::{Places, name_in, value_of};
 use crate::curator::etcd::value::{Event, Follower, Sight};
 use crate::proto::etcdserverpb as wire;
 
@@ -48,26 +48,6 @@ pub struct Candidate {
     /// How long after its last sign of life a leader is replaced. Whole seconds, at least one; etcd makes it at least
     /// its own shortest, which is two with its usual timeouts.
     pub ttl: Duration,
-}
-
-/// Who leads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leader {
-    /// Name of the candidate.
-    pub name: String,
-    /// What its writes are guarded by. Another election of the same candidate has another.
-    pub guard: Guard,
-}
-
-/// What a candidate is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It leads.
-    Leader(Guard),
-    /// Another leads.
-    Follower(Leader),
-    /// It does not lead, and does not know who does.
-    Neither,
 }
 
 /// Stands until cancelled, and says at any time what the candidate is. Only etcd can be in the way, and that passes.
@@ -226,68 +206,6 @@ fn keys_of(candidate: &Candidate) -> Keys {
     Keys::Under(format!("{}/", candidate.election))
 }
 
-/// The value of a candidate's key.
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    name: String,
-    ttl_seconds: u64,
-}
-
-fn value_of(name: &str, ttl: Duration) -> Vec<u8> {
-    let stored = Stored { name: name.to_owned(), ttl_seconds: ttl.as_secs() };
-    // Text and a number are always JSON.
-    serde_json::to_vec(&stored).unwrap_or_default()
-}
-
-fn name_in(value: &[u8]) -> Option<String> {
-    serde_json::from_slice::<Stored>(value).ok().map(|stored| stored.name)
-}
-
-/// The keys of an election as they were last seen. No I/O.
-#[derive(Debug, Default)]
-struct Places {
-    /// Whether all that was there at the start has been seen.
-    complete: bool,
-    /// By when they were created: the first leads. Later keys come after all that are known, so that one who is first
-    /// stays first until his key is gone, however old this view is.
-    by_creation: BTreeMap<i64, Place>,
-}
-
-#[derive(Debug)]
-struct Place {
-    key: String,
-    name: Option<String>,
-}
-
-impl Places {
-    fn put(&mut self, key: String, value: &[u8], create_revision: i64) {
-        self.delete(&key);
-        self.by_creation.insert(create_revision, Place { key, name: name_in(value) });
-    }
-
-    fn delete(&mut self, key: &str) {
-        self.by_creation.retain(|_, place| place.key != key);
-    }
-
-    /// What the owner of this key is, whose lease is known to live. `seen` says whether etcd is in sight.
-    fn standing(&self, own: &Guard, seen: bool) -> Standing {
-        let own_is_there =
-            self.by_creation.get(&own.create_revision).is_some_and(|place| place.key == own.key);
-        if !self.complete || !own_is_there {
-            return Standing::Neither;
-        }
-        match self.by_creation.first_key_value() {
-            Some((_, first)) if first.key == own.key => Standing::Leader(own.clone()),
-            // Who led when etcd was last seen may have been followed by another since.
-            Some((&create_revision, Place { key, name: Some(name) })) if seen => {
-                let guard = Guard { key: key.clone(), create_revision };
-                Standing::Follower(Leader { name: name.clone(), guard })
-            }
-            _ => Standing::Neither,
-        }
-    }
-}
-
 /// A lease that was granted.
 struct Lease {
     id: i64,
@@ -370,64 +288,5 @@ impl Lease {
                 tracing::debug!(lease = self.id, "a lease was not given back in time; it ends by itself");
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn own(create_revision: i64) -> Guard {
-        Guard { key: "/leader/own".to_owned(), create_revision }
-    }
-
-    fn places(keys: &[(&str, &str, i64)]) -> Places {
-        let mut places = Places { complete: true, ..Places::default() };
-        for (key, name, create_revision) in keys {
-            let value = value_of(name, Duration::from_secs(10));
-            places.put(format!("/leader/{key}"), &value, *create_revision);
-        }
-        places
-    }
-
-    #[test]
-    fn first_key_leads_and_the_others_follow_it() {
-        let all = places(&[("own", "a", 7), ("other", "b", 5), ("third", "c", 9)]);
-        let guard = Guard { key: "/leader/other".to_owned(), create_revision: 5 };
-        assert_eq!(all.standing(&own(7), true), Standing::Follower(Leader { name: "b".to_owned(), guard }));
-        assert_eq!(all.standing(&own(7), false), Standing::Neither, "who leads now is not known");
-        let mut first = places(&[("own", "a", 7), ("other", "b", 5), ("third", "c", 9)]);
-        first.delete("/leader/other");
-        assert_eq!(first.standing(&own(7), true), Standing::Leader(own(7)));
-        assert_eq!(
-            first.standing(&own(7), false),
-            Standing::Leader(own(7)),
-            "the lease decides, not the view"
-        );
-    }
-
-    #[test]
-    fn without_its_own_key_a_candidate_is_nothing() {
-        let mut unseen = places(&[("own", "a", 7)]);
-        unseen.complete = false;
-        assert_eq!(unseen.standing(&own(7), true), Standing::Neither);
-        assert_eq!(places(&[]).standing(&own(7), true), Standing::Neither);
-        assert_eq!(places(&[("other", "b", 9)]).standing(&own(7), true), Standing::Neither);
-        let again = places(&[("own", "a", 8)]);
-        assert_eq!(again.standing(&own(7), true), Standing::Neither, "the key of another life");
-    }
-
-    #[test]
-    fn leader_without_a_name_cannot_be_followed() {
-        let mut all = places(&[("own", "a", 7)]);
-        all.put("/leader/odd".to_owned(), b"?", 3);
-        assert_eq!(all.standing(&own(7), true), Standing::Neither);
-    }
-
-    #[test]
-    fn key_that_is_made_again_stands_behind() {
-        let mut all = places(&[("other", "b", 5), ("own", "a", 7)]);
-        all.put("/leader/other".to_owned(), &value_of("b", Duration::from_secs(1)), 9);
-        assert_eq!(all.standing(&own(7), true), Standing::Leader(own(7)));
     }
 }

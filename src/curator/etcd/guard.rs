@@ -11,8 +11,10 @@
 //! What failed is told apart by what etcd read in the same transaction, never by asking again: the answer to a second
 //! question may be about another moment.
 
-use crate::curator::etcd::client::{Client, EtcdError, Record, created_at, written_at};
-use crate::curator::etcd::namespace::Keys;
+use crate::curator::etcd::client::{
+    Client, EtcdError, Record, created_at, delete_operation, get_operation, put_operation, written_at,
+};
+use crate::curator::etcd::namespace::{Keys, Namespace};
 use crate::proto::etcdserverpb as wire;
 
 /// An election that was won: the key that won it, as etcd compares it.
@@ -108,52 +110,81 @@ impl Client {
     /// Makes all these changes or none, if the guard holds and every record is as expected. Gives the store's revision
     /// of them, which is the mod revision of every key put. A key stands in one change only, or etcd refuses.
     pub async fn write(&self, guard: &Guard, changes: &[Change]) -> Result<i64, WriteError> {
-        let keys: Vec<&str> = changes.iter().map(Change::key).collect();
-        let doing = keys.join(", ");
-        let mut compare = vec![self.guarded(guard)?];
-        let (mut success, mut failure) = (Vec::new(), vec![self.get_operation(&guard.key)?]);
-        for change in changes {
-            let outside = self.namespace().outside(change.key()).map_err(EtcdError::from)?;
-            match change.expected() {
-                Expected::Anything => {}
-                Expected::Absent => compare.push(written_at(outside, 0)),
-                Expected::At(revision) => compare.push(written_at(outside, revision)),
-            }
-            failure.push(self.get_operation(change.key())?);
-            success.push(match change {
-                Change::Put { key, value, .. } => self.put_operation(key, value, 0)?,
-                Change::Delete { key, .. } => self.delete_operation(&Keys::One(key.clone()))?,
-            });
-        }
-        let done = self.transact(format!("writing {doing}"), compare, success, failure).await?;
-        if done.succeeded { Ok(done.revision) } else { Err(why_not(guard, changes, &done.read, doing)) }
+        let doing = written(changes);
+        let asked = guarded_write(self.namespace(), guard, changes)?;
+        let transacted =
+            self.transact(format!("writing {doing}"), asked.compare, asked.success, asked.failure);
+        let done = transacted.await?;
+        if done.succeeded { Ok(done.revision) } else { Err(why_not(guard, changes, &done.read)) }
     }
 
     /// Reads one key as the leader: fails when the guard does not hold any more.
     ///
     /// What the leader answers from must not be what a former leader sees.
     pub async fn read(&self, guard: &Guard, key: &str) -> Result<Option<Record>, WriteError> {
-        let (compare, read) = (vec![self.guarded(guard)?], vec![self.get_operation(key)?]);
-        let done = self.transact(format!("reading {key}"), compare, read, vec![]).await?;
+        let asked = guarded_read(self.namespace(), guard, key)?;
+        let done =
+            self.transact(format!("reading {key}"), asked.compare, asked.success, asked.failure).await?;
         if done.succeeded {
             Ok(done.read.into_iter().next())
         } else {
             Err(lost(guard, format!("reading {key}")).into())
         }
     }
+}
 
-    fn guarded(&self, guard: &Guard) -> Result<wire::Compare, EtcdError> {
-        Ok(created_at(self.namespace().outside(&guard.key)?, guard.create_revision))
+/// What etcd is asked to write all of these changes or none of them; where it writes none, it reads what [`why_not`]
+/// wants to know.
+pub fn guarded_write(
+    namespace: &Namespace,
+    guard: &Guard,
+    changes: &[Change],
+) -> Result<wire::TxnRequest, EtcdError> {
+    let mut compare = vec![guarded(namespace, guard)?];
+    let (mut success, mut failure) = (Vec::new(), vec![get_operation(namespace, &guard.key)?]);
+    for change in changes {
+        let outside = namespace.outside(change.key()).map_err(EtcdError::from)?;
+        match change.expected() {
+            Expected::Anything => {}
+            Expected::Absent => compare.push(written_at(outside, 0)),
+            Expected::At(revision) => compare.push(written_at(outside, revision)),
+        }
+        failure.push(get_operation(namespace, change.key())?);
+        success.push(match change {
+            Change::Put { key, value, .. } => put_operation(namespace, key, value, 0)?,
+            Change::Delete { key, .. } => delete_operation(namespace, &Keys::One(key.clone()))?,
+        });
     }
+    Ok(wire::TxnRequest { compare, success, failure })
+}
+
+/// What etcd is asked to read a key for the one who leads, and for nobody else.
+pub fn guarded_read(namespace: &Namespace, guard: &Guard, key: &str) -> Result<wire::TxnRequest, EtcdError> {
+    Ok(wire::TxnRequest {
+        compare: vec![guarded(namespace, guard)?],
+        success: vec![get_operation(namespace, key)?],
+        failure: vec![],
+    })
+}
+
+fn guarded(namespace: &Namespace, guard: &Guard) -> Result<wire::Compare, EtcdError> {
+    Ok(created_at(namespace.outside(&guard.key)?, guard.create_revision))
+}
+
+/// The keys to be written, for sentences.
+fn written(changes: &[Change]) -> String {
+    changes.iter().map(Change::key).collect::<Vec<_>>().join(", ")
 }
 
 fn lost(guard: &Guard, doing: String) -> LostLeadership {
     LostLeadership { doing, lock: guard.key.clone(), create_revision: guard.create_revision }
 }
 
-/// Which comparison failed, by what the same transaction read. Lost leadership comes first: whoever lost it has no
+/// Which comparison of [`guarded_write`] failed, by what the same transaction read. Lost leadership comes first: whoever lost it has no
 /// business with how the records are now.
-fn why_not(guard: &Guard, changes: &[Change], read: &[Record], doing: String) -> WriteError {
+#[must_use]
+pub fn why_not(guard: &Guard, changes: &[Change], read: &[Record]) -> WriteError {
+    let doing = written(changes);
     let now = |key: &str| read.iter().find(|record| record.key == key);
     if now(&guard.key).is_none_or(|lock| lock.create_revision != guard.create_revision) {
         return lost(guard, format!("writing {doing}")).into();
@@ -184,7 +215,7 @@ mod tests {
         let guard = Guard { key: "/leader/1".to_owned(), create_revision: 7 };
         let changes =
             [put("/a", Expected::At(9)), put("/b", Expected::Absent), put("/c", Expected::Anything)];
-        let why = |read: &[Record]| why_not(&guard, &changes, read, "/a, /b, /c".to_owned()).to_string();
+        let why = |read: &[Record]| why_not(&guard, &changes, read).to_string();
         let lock = record("/leader/1", 7, 7);
         let lost = "writing /a, /b, /c was refused, because this curator is no longer the leader (its lock /leader/1 of \
                     revision 7 is gone); ask the new leader";

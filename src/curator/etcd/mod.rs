@@ -10,7 +10,9 @@
 //! * Nobody acts on what he saw once ([`election`][], [`value`][]). Both follow etcd for as long as they are held, say
 //!   when they have lost sight of it, and start again by themselves, with a pause ([`pause`][]).
 //!
-//! The others are errands: [`members`][] for who the members are, [`peers`][] for which of them are connected, [`snapshot`][] for a copy of everything in a file.
+//! The others are errands: [`members`][] for who the members are, [`peers`][] for which of
+//! them are connected, [`snapshot`][] for a copy of everything in a file. What an election has come to is a decision of
+//! its own ([`places`][]).
 //!
 //! # What was left out
 //!
@@ -25,6 +27,7 @@ pub mod members;
 pub mod namespace;
 pub mod pause;
 pub mod peers;
+pub mod places;
 pub mod snapshot;
 mod transport;
 pub mod value;

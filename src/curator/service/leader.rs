@@ -21,8 +21,8 @@ use crate::curator::credential::{Credential, Holder};
 use crate::curator::etcd::guard::Change;
 use crate::curator::health::Heartbeats;
 use crate::curator::life_cycle;
-use crate::curator::membership::{Change as Disagreement, Member, Nodes, sync};
-use crate::curator::node::{Node, Roles, State};
+use crate::curator::membership::{Change as Disagreement, Member, sync};
+use crate::curator::node::State;
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::peer::{Peer, identify};
 use crate::curator::permissions::{self, Row};
@@ -292,35 +292,15 @@ impl Leading {
             tracing::debug!(%refusal, "a member of etcd is not removed yet");
         }
         let Some(change) = tick.change else { return Ok(None) };
-        match &change {
-            Disagreement::RemoveMember { member, .. } => self.step(&Step::Remove { member: *member }).await?,
-            Disagreement::GiveRole { node, role } => {
-                let roles = |known: &Roles| Roles { consensus_member: Some(role.clone()), ..known.clone() };
-                self.write_roles(&stored.nodes, &stored.revisions, node, roles).await?;
-            }
-            Disagreement::TakeRoles { node } => {
-                let roles = |known: &Roles| Roles {
-                    consensus_member: None,
-                    kubernetes_controller: false,
-                    ..known.clone()
-                };
-                self.write_roles(&stored.nodes, &stored.revisions, node, roles).await?;
-            }
+        if let Disagreement::RemoveMember { member, .. } = &change {
+            self.step(&Step::Remove { member: *member }).await?;
+        }
+        // Of a node that was listed; one that has changed since is for the next tick.
+        if let Some(changed) = change.record(&stored.nodes) {
+            let revision = stored.revisions.get(&changed.id).copied();
+            self.store.write(&[put_node(&changed, revision)?]).await?;
         }
         Ok(Some(change))
-    }
-
-    async fn write_roles(
-        &self,
-        nodes: &Nodes,
-        revisions: &std::collections::BTreeMap<NodeId, i64>,
-        node: &NodeId,
-        roles: impl Fn(&Roles) -> Roles,
-    ) -> Result<(), Failure> {
-        // Of a node that was listed; one that has changed since is for the next tick.
-        let Some(known) = nodes.get(node) else { return Ok(()) };
-        let changed = Node { roles: roles(&known.roles), ..known.clone() };
-        self.store.write(&[put_node(&changed, revisions.get(node).copied())?]).await
     }
 
     /// Removes what nobody needs any more: certificates and revocations that have ended by themselves, tickets that

@@ -14,7 +14,7 @@ use crate::curator::membership::owners;
 use crate::curator::node::{Node, State};
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::role::{DeclaredRole, Role, RoleNameError};
-use crate::curator::roles::{Order, evaluate};
+use crate::curator::roles::{Next, Order, evaluate};
 use crate::curator::service::failure::Failure;
 use crate::curator::service::leader::{Caller, Leading};
 use crate::curator::service::nodes::parse_node;
@@ -99,20 +99,23 @@ impl management_server::Management for ManagementService {
         let _alone = leading.membership().await;
         let node = leading.store.decide(|| async {
             // Members first, as membership::sync wants it.
-            let members = leading.members().await?;
+            let mut members = leading.members().await?;
             let stored = leading.store.nodes().await?;
             let node = stored.nodes.get(&id).ok_or(Refusal::Unknown(id))?;
             let declared: BTreeSet<DeclaredRole> =
                 leading.store.declarations().await?.iter().map(|kept| kept.value.role().clone()).collect();
             let plan = evaluate(node, &order, &members, &stored.nodes, &declared)?;
-            let members = match &plan.membership {
-                Some(step) => {
-                    leading.step(step).await?;
-                    leading.members().await?
+            let mut made = false;
+            let changed = loop {
+                match plan.next(made, node, &members, &stored.nodes)? {
+                    Next::Membership(step) => {
+                        leading.step(&step).await?;
+                        members = leading.members().await?;
+                        made = true;
+                    }
+                    Next::Record(changed) => break *changed,
                 }
-                None => members,
             };
-            let changed = plan.record(node, &members, &stored.nodes)?;
             if changed != *node {
                 leading.store.write(&[put_node(&changed, stored.revisions.get(&id).copied())?]).await?;
                 let (before, now) = (crate::curator::role::told(node.roles.names()), changed.roles.names());

@@ -8,8 +8,8 @@ use prost::Message as _;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::curator::health;
-use crate::curator::life_cycle;
-use crate::curator::node::{self, Node, State};
+use crate::curator::life_cycle::{self, Outcome};
+use crate::curator::node;
 use crate::curator::node_id::NodeId;
 use crate::curator::service::chronicle::News;
 use crate::curator::service::failure::Failure;
@@ -62,19 +62,13 @@ impl nodes_server::Nodes for NodesService {
         let status = node::Status::from_report(&status, leading.clock.now())
             .map_err(|fault| Failure::invalid(format!("the status of {id} was not taken: {fault}")))?;
         let written = leading.store.decide(|| async {
-            let known = leading.store.node(&id).await?.ok_or(life_cycle::Refusal::Unknown(id))?;
-            if known.value.state != State::Up {
-                return Err(life_cycle::Refusal::NotUp { node: id, state: known.value.state }.into());
+            let known = leading.store.node(&id).await?;
+            let outcome = life_cycle::report(known.as_ref().map(|known| &known.value), id, &status)?;
+            if let Outcome::Changed(node) = &outcome {
+                let revision = known.as_ref().map(|known| known.revision);
+                leading.store.write(&[put_node(node, revision)?]).await?;
             }
-            let same = known.value.status.as_ref().is_some_and(|before| {
-                *before == node::Status { reported_at: before.reported_at, ..status.clone() }
-            });
-            // It is durable already, and everybody who watches would be told nothing.
-            if same {
-                return Ok(());
-            }
-            let changed = Node { status: Some(status.clone()), ..known.value };
-            leading.store.write(&[put_node(&changed, Some(known.revision))?]).await
+            Ok(())
         });
         written.await?;
         Ok(Response::new(wire::UpdateStatusResponse {}))

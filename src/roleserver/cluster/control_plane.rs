@@ -25,86 +25,22 @@ use crate::curator::tls::certified;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::nodes_client::NodesClient;
 use crate::roleserver::child::keep::{Places, keep};
-use crate::roleserver::cluster::etcd;
+use crate::roleserver::cluster::etcd::{self, Begun};
 use crate::roleserver::cluster::facts::{Connection, ControlPlane, Facts, ToFound};
 use crate::roleserver::cluster::files::{Credentials, Files, Membership};
+use crate::roleserver::cluster::startup::{
+    Inheritance, Startup, begins_anew, decide, inherit, inputs, is_as_it_should,
+};
 use crate::supervisor::context::{Runnable, Scope, Starting};
 use crate::supervisor::outcome::Stop;
-use crate::supervisor::reduce::Inputs;
+use crate::supervisor::reduce::reduce;
 use crate::supervisor::value::{Value, Watcher};
 
 /// The port of curators.
 pub const CURATOR_PORT: u16 = 7835;
 /// The part of etcd that the curator has.
-const NAMESPACE: &str = "curator";
+pub(super) const NAMESPACE: &str = "curator";
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-
-/// What is to run, as far as it decides whether something is started again.
-#[derive(Clone, Debug)]
-pub enum Startup {
-    /// Nothing.
-    Nothing,
-    /// The first member of a cluster that is being founded.
-    Founding(ToFound),
-    /// A member.
-    Member(ConsensusMember, Connection),
-}
-
-/// What is known of this node.
-#[derive(Clone, Debug, Default)]
-pub struct Known {
-    /// A cluster to be founded.
-    pub to_found: Option<ToFound>,
-    /// What it is to do.
-    pub roles: Option<Roles>,
-    /// Its way to the leader.
-    pub connection: Option<Connection>,
-}
-
-/// Decides what is to run; nothing new is decided while too little is known.
-#[must_use]
-pub fn decide(known: &Known) -> Option<Startup> {
-    if let Some(to_found) = &known.to_found {
-        return Some(Startup::Founding(to_found.clone()));
-    }
-    let (roles, connection) = (known.roles.as_ref()?, known.connection.as_ref()?);
-    Some(match &roles.consensus_member {
-        None => Startup::Nothing,
-        Some(role) => Startup::Member(role.clone(), connection.clone()),
-    })
-}
-
-/// Whether what runs is what is to run: by its presence and the number of the membership, and by nothing else.
-///
-/// `running` is the number of the membership that runs; none when nothing does.
-#[must_use]
-pub fn is_as_it_should(running: Option<u64>, startup: &Startup) -> bool {
-    match startup {
-        Startup::Nothing => running.is_none(),
-        // Whose founding is not over is not told its roles yet.
-        Startup::Founding(_) => running.is_some(),
-        Startup::Member(role, _) => running == Some(role.member),
-    }
-}
-
-/// What to do with the membership that was carried out last, before this one is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inheritance {
-    /// It is this one: go on with its data.
-    GoOn,
-    /// It is over: remove its data.
-    Remove,
-}
-
-/// Decides about the membership that was carried out last.
-#[must_use]
-pub fn inherit(last: &Membership, startup: &Startup) -> Inheritance {
-    match startup {
-        Startup::Founding(_) if last.new_cluster => Inheritance::GoOn,
-        Startup::Member(role, _) if last.member == Some(role.member) => Inheritance::GoOn,
-        Startup::Nothing | Startup::Founding(_) | Startup::Member(..) => Inheritance::Remove,
-    }
-}
 
 /// With what a control plane is run.
 #[derive(Clone, Debug)]
@@ -126,19 +62,8 @@ pub fn control_plane(host: Host, facts: Facts) -> Runnable {
         let (host, facts) = (host.clone(), facts.clone());
         async move {
             let startup = Value::new();
-            let inputs = {
-                let facts = facts.clone();
-                move || {
-                    Inputs::new(Known::default())
-                        .with(&facts.to_found, |known: &mut Known, to_found| known.to_found = to_found)
-                        .with(&facts.roles, |known: &mut Known, roles| known.roles = Some(roles))
-                        .with(&facts.connection, |known: &mut Known, connection| {
-                            known.connection = Some(connection);
-                        })
-                }
-            };
-            let deciding = crate::supervisor::reduce::reduce(inputs, decide, &startup);
-            starting.start("decide", deciding)?;
+            let watched = facts.clone();
+            starting.start("decide", reduce(move || inputs(&watched), decide, &startup))?;
             starting.start("launcher", launcher(host, facts, startup))?;
             Err(starting.healthy().scope().cancelled().await.into())
         }
@@ -155,9 +80,15 @@ fn launcher(host: Host, facts: Facts, startup: Value<Startup>) -> Runnable {
             let scope = starting.scope().clone();
             let first = scope.until_cancelled(startups.next()).await?;
             let last = host.files.membership()?;
-            if let Some(last) = last.filter(|last| inherit(last, &first) == Inheritance::Remove) {
-                tracing::info!(member = ?last.member, data = last.data, "a membership of etcd is over; its data is removed");
+            let over = |last: &Membership| {
+                inherit(last, etcd::begun(&host.files, last), &first) == Inheritance::Remove
+            };
+            if last.as_ref().is_some_and(over) {
                 end_leftovers(&host).await?;
+            }
+            // Until its end etcd may have come to begin.
+            if let Some(last) = last.filter(over) {
+                tracing::info!(member = ?last.member, data = last.data, "a membership of etcd is over, or never began; its data is removed");
                 host.files.remove_membership(&last)?;
             }
             let beginning = async {
@@ -174,7 +105,7 @@ fn launcher(host: Host, facts: Facts, startup: Value<Startup>) -> Runnable {
             // A membership that is over before etcd has answered once would be waited for without an end.
             let running = tokio::select! {
                 running = beginning => running,
-                () = until_another(&mut startups, &first) => return Err(another(&facts)),
+                () = until_another(&mut startups, &first, &host.files) => return Err(another(&facts)),
             };
             // Whoever asked for it is told, and not only the log of this machine.
             if !scope.token().is_cancelled() {
@@ -193,14 +124,13 @@ fn launcher(host: Host, facts: Facts, startup: Value<Startup>) -> Runnable {
 }
 
 /// Waits until something else is to run than this, which is only beginning.
-async fn until_another(startups: &mut Watcher<Startup>, beginning: &Startup) {
-    let wanted = match beginning {
-        Startup::Nothing => None,
-        Startup::Member(role, _) => Some(role.member),
-        // It is over when it says so itself.
-        Startup::Founding(_) => return std::future::pending().await,
+async fn until_another(startups: &mut Watcher<Startup>, beginning: &Startup, files: &Files) {
+    let begun = || match files.membership() {
+        Ok(Some(membership)) => etcd::begun(files, &membership),
+        Ok(None) => Begun::NotYet,
+        Err(_) => Begun::Unknown,
     };
-    startups.next_where(|next| !is_as_it_should(wanted, next)).await;
+    startups.next_where(|next| begins_anew(beginning, begun(), next)).await;
 }
 
 /// What runs is not what is to run any more.
@@ -284,7 +214,12 @@ async fn run_member(
     let key = host.files.key()?.ok_or_else(|| Stop::because("this node has no key"))?;
     let own = connection.id;
     let membership = if let Some(membership) = host.files.membership()? {
-        membership
+        // Etcd may have begun as another than it was started for.
+        let of_role = Membership { member: Some(role.member), ..membership.clone() };
+        if of_role != membership {
+            host.files.write_membership(&of_role)?;
+        }
+        of_role
     } else {
         let address = scope.until_cancelled(facts.address.watch().next()).await?;
         let membership = etcd::membership_of(own, address, role);
@@ -407,88 +342,4 @@ async fn serve(
     connection.curators.set_local(Some((connection.id, at.to_string())));
     facts.control_plane.set(Some(ControlPlane { port: at.port() }));
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use super::*;
-
-    fn role(member: u64) -> ConsensusMember {
-        ConsensusMember { member, peers: std::collections::BTreeMap::new() }
-    }
-
-    fn last(member: Option<u64>, new_cluster: bool) -> Membership {
-        Membership {
-            member,
-            data: "x".to_owned(),
-            address: Ipv4Addr::LOCALHOST.into(),
-            initial_cluster: String::new(),
-            new_cluster,
-        }
-    }
-
-    fn connection() -> Connection {
-        use crate::roleserver::cluster::facts::Shown;
-        let key = crate::curator::identity::Identity::generate().unwrap();
-        let authority = crate::curator::pki::tests::authority(1);
-        let shown = Shown::new(certified(key.certificate_der(), key.pkcs8()).unwrap());
-        let clock = Clock::host();
-        Connection {
-            id: crate::roleserver::cluster::facts::id_of(&key),
-            anchor: authority.anchor().clone(),
-            curators: crate::roleserver::cluster::facts::way(authority.anchor(), &shown, &clock),
-            shown,
-        }
-    }
-
-    #[test]
-    fn nothing_is_decided_before_roles_and_the_way_are_known() {
-        let roles =
-            |member: Option<u64>| Some(Roles { consensus_member: member.map(role), ..Roles::default() });
-        let known = |roles, connection| Known { to_found: None, roles, connection };
-        assert!(decide(&known(None, None)).is_none());
-        assert!(decide(&known(roles(Some(1)), None)).is_none());
-        assert!(decide(&known(None, Some(connection()))).is_none());
-        assert!(matches!(decide(&known(roles(None), Some(connection()))), Some(Startup::Nothing)));
-        let member = decide(&known(roles(Some(7)), Some(connection())));
-        assert!(matches!(member, Some(Startup::Member(role, _)) if role.member == 7));
-    }
-
-    #[test]
-    fn only_another_membership_starts_the_control_plane_again() {
-        let member = |number| Startup::Member(role(number), connection());
-        for (running, startup, as_it_should) in [
-            (None, Startup::Nothing, true),
-            (Some(7), Startup::Nothing, false),
-            (None, member(7), false),
-            (Some(7), member(7), true),
-            (Some(7), member(8), false),
-        ] {
-            assert_eq!(is_as_it_should(running, &startup), as_it_should, "{running:?} {startup:?}");
-        }
-        let mut with_peers = role(7);
-        with_peers
-            .peers
-            .insert(crate::curator::node_id::tests::node_id(2), "https://10.0.0.2:7834".to_owned());
-        assert!(
-            is_as_it_should(Some(7), &Startup::Member(with_peers, connection())),
-            "that another one came is nothing"
-        );
-    }
-
-    #[test]
-    fn data_of_another_membership_is_never_started() {
-        let member = |number| Startup::Member(role(number), connection());
-        for (last, startup, expected) in [
-            (last(Some(7), true), member(7), Inheritance::GoOn),
-            (last(Some(7), false), member(7), Inheritance::GoOn),
-            (last(Some(7), false), member(8), Inheritance::Remove),
-            (last(None, true), member(8), Inheritance::Remove),
-            (last(Some(7), true), Startup::Nothing, Inheritance::Remove),
-        ] {
-            assert_eq!(inherit(&last, &startup), expected, "{last:?} {startup:?}");
-        }
-    }
 }

@@ -37,9 +37,9 @@ pub enum Step {
     Found,
     /// Ask to be a node, or ask again.
     Join,
-    /// It is a node: come back, `expired` with its key alone.
+    /// It is a node: come back.
     ComeBack {
-        /// Whether its certificate is over.
+        /// Whether its certificate is over; it has to have another one before it is taken for what it is.
         expired: bool,
     },
 }
@@ -115,9 +115,7 @@ impl Doing {
         let step = decide(&kept);
         tracing::info!(?step, "this node's part in a cluster");
         match (step, order, credentials) {
-            (Step::ComeBack { expired }, order, Some(credentials)) => {
-                self.come_back(order.as_ref(), &credentials, expired).await
-            }
+            (Step::ComeBack { .. }, order, Some(credentials)) => self.come_back(order.as_ref(), &credentials),
             (Step::Found, Some(order), _) => self.found(&order),
             (Step::Join, Some(order), _) => self.join(&order).await,
             // Whoever asked has taken it back.
@@ -198,37 +196,16 @@ impl Doing {
         self.take(order, &key, &membership)
     }
 
-    async fn come_back(
-        &self,
-        order: Option<&Order>,
-        credentials: &Credentials,
-        expired: bool,
-    ) -> Result<(), Stop> {
+    fn come_back(&self, order: Option<&Order>, credentials: &Credentials) -> Result<(), Stop> {
         let key = self.files.key()?.ok_or_else(|| {
             Stop::because("this node has a certificate and no key: look for what removed node_key.pk8")
         })?;
         let connection = Connection::new(&key, credentials, &self.files, &self.clock)?;
         // Nothing is kept from a node whose certificate is over but what only a node may ask. Its own etcd and curator
-        // run, and may be the very ones that give it another.
+        // run, and may be the very ones that give it another; `certificate.rs` sees to that.
         let address = address_of_node(order, &connection)?;
         self.facts.address.set(address);
-        self.facts.connection.set(connection.clone());
-        if expired {
-            let shown = Shown::new(certified(key.certificate_der(), key.pkcs8())?);
-            let leaders = way(&connection.anchor, &shown, &self.clock);
-            leaders.learn(self.files.curators());
-            let registration = RegistrationClient::new(leaders.channel());
-            let coming = patiently("coming back as a node", || {
-                let mut registration = registration.clone();
-                async move { registration.join(wire::JoinRequest {}).await }
-            });
-            let answer = self.with(&leaders, coming).await??;
-            let membership = answer
-                .membership
-                .ok_or_else(|| Stop::because("the curator answered nothing to coming back"))?;
-            self.keep(&membership, &connection.anchor.certificate)?;
-            connection.shown.replace(certified(&membership.certificate, key.pkcs8())?);
-        }
+        self.facts.connection.set(connection);
         Ok(())
     }
 

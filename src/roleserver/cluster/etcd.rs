@@ -8,9 +8,12 @@
 //! whenever another member comes or goes.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use prost::Message as _;
 
 use crate::curator::etcd::client::Endpoint;
 use crate::curator::identity::Identity;
@@ -28,6 +31,8 @@ const CLIENT_SOCKET: &str = "client:1";
 const PEER_CERTIFICATE: &str = "peer.crt";
 const PEER_KEY: &str = "peer.key";
 const AUTHORITY: &str = "ca.crt";
+/// As much of its log as says whose it is.
+const LOG_HEAD: u64 = 4096;
 
 /// The membership with which a new cluster begins.
 #[must_use]
@@ -109,6 +114,74 @@ pub fn program() -> PathBuf {
     found.next().unwrap_or_else(|| PathBuf::from("/usr/bin/etcd"))
 }
 
+/// Whether etcd has begun in a data directory, and as which member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// It never came to begin: nothing is kept there that counts.
+    NotYet,
+    /// It has, as the member of this number.
+    As(u64),
+    /// It has, and what stands there is not understood.
+    Unknown,
+}
+
+/// What etcd has begun as in the data directory of a membership, by what it keeps there itself.
+#[must_use]
+pub fn begun(files: &Files, membership: &Membership) -> Begun {
+    let log = files.etcd().join(&membership.data).join("member/wal");
+    let listed = match std::fs::read_dir(&log) {
+        Ok(listed) => listed,
+        // etcd makes its log elsewhere, whole, and moves it there.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Begun::NotYet,
+        Err(_) => return Begun::Unknown,
+    };
+    let logs = listed.filter_map(|entry| Some(entry.ok()?.path()));
+    let first = logs.filter(|path| path.extension().is_some_and(|extension| extension == "wal")).min();
+    let read = first.and_then(|path| {
+        let mut bytes = Vec::new();
+        std::fs::File::open(path).ok()?.take(LOG_HEAD).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    });
+    read.and_then(|bytes| member_of_log(&bytes)).map_or(Begun::Unknown, Begun::As)
+}
+
+/// A record of etcd's log (`wal/walpb/record.proto`).
+#[derive(Clone, PartialEq, prost::Message)]
+struct LogRecord {
+    #[prost(int64, tag = "1")]
+    kind: i64,
+    #[prost(bytes = "vec", tag = "3")]
+    data: Vec<u8>,
+}
+
+/// What the first of them that is no checksum says (`etcdserver/etcdserverpb/etcdserver.proto`).
+#[derive(Clone, PartialEq, prost::Message)]
+struct LogMetadata {
+    #[prost(uint64, tag = "1")]
+    member: u64,
+}
+
+/// Each file of the log begins with a checksum and then with whose it is. A record stands behind its length, of which
+/// the highest byte says by how many others it is filled up.
+fn member_of_log(mut bytes: &[u8]) -> Option<u64> {
+    const METADATA: i64 = 1;
+    for _ in 0..2 {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let length = u64::from_le_bytes(*length);
+        let filled = if length >> 63 == 1 { usize::try_from((length >> 56) & 0x7).ok()? } else { 0 };
+        let length = usize::try_from(length & 0x00ff_ffff_ffff_ffff).ok()?;
+        let record = LogRecord::decode(rest.get(..length)?).ok()?;
+        if record.kind == METADATA {
+            return LogMetadata::decode(&*record.data)
+                .ok()
+                .map(|says| says.member)
+                .filter(|member| *member != 0);
+        }
+        bytes = rest.get(length + filled..)?;
+    }
+    None
+}
+
 /// Where clients reach it.
 #[must_use]
 pub fn endpoint(files: &Files) -> Endpoint {
@@ -185,6 +258,25 @@ mod tests {
         assert_eq!(digest(&first), digest(&learnt), "that its number is known by now changes nothing");
         assert_ne!(digest(&first), digest(&begun));
         spec(program, node_id(1), "c", &files, &first).check().unwrap();
+    }
+
+    #[test]
+    fn member_of_a_log_is_read_behind_its_checksum_and_nothing_is_guessed() {
+        let record = |kind, data: Vec<u8>| {
+            let mut record = LogRecord { kind, data }.encode_to_vec();
+            let (length, filled) = (record.len() as u64, (8 - record.len() % 8) % 8);
+            let mark = if filled == 0 { 0 } else { (0x80 | filled as u64) << 56 };
+            record.extend(vec![0; filled]);
+            [(length | mark).to_le_bytes().to_vec(), record].concat()
+        };
+        let metadata = record(1, LogMetadata { member: u64::MAX - 3 }.encode_to_vec());
+        let log = [record(4, Vec::new()), metadata.clone(), record(2, vec![7; 30])].concat();
+        assert_eq!(member_of_log(&log), Some(u64::MAX - 3));
+        assert_eq!(member_of_log(&log[..30]), None);
+        assert_eq!(member_of_log(&[]), None);
+        assert_eq!(member_of_log(&[0xff; 64]), None);
+        assert_eq!(member_of_log(&[record(4, Vec::new()), record(4, Vec::new()), metadata].concat()), None);
+        assert_eq!(member_of_log(&record(1, Vec::new())), None);
     }
 
     #[test]

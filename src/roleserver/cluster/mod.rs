@@ -10,8 +10,8 @@
 //! * [`order`][]: what was asked. [`files`][]: what is kept, and in which order it comes to be.
 //! * [`facts`][]: the values that the parts below tell each other.
 //! * [`enrolment`][]: becoming a node, or coming back as one.
-//! * [`control_plane`][]: etcd as a program beside us, and the curator in this process; whether both run follows from
-//!   founding or from roles. [`etcd`][]: how etcd is started.
+//! * [`control_plane`][]: etcd as a program beside us, and the curator in this process; [`startup`][]: whether both run,
+//!   which follows from founding or from roles. [`etcd`][]: how etcd is started.
 //! * [`roles`][]: what the node is to do, from disk first and from the curator then.
 //! * [`status`][]: what the node says of itself. [`heartbeat`][]: that it lives.
 //! * [`certificate`][]: another one in time. [`directory`][]: where curators are, for the next start.
@@ -39,5 +39,6 @@ pub mod heartbeat;
 pub mod order;
 pub mod roles;
 pub mod services;
+pub mod startup;
 pub mod status;
 pub mod worker;

@@ -26,6 +26,16 @@ pub struct Known {
     pub services: Vec<wire::ServiceStatus>,
 }
 
+/// What it follows from, together.
+#[must_use]
+pub fn inputs(facts: &Facts) -> Inputs<Known> {
+    Inputs::new(Known::default())
+        .with(&facts.connection, |known: &mut Known, connection| known.connection = Some(connection))
+        .with(&facts.address, |known: &mut Known, address| known.address = Some(address))
+        .with(&facts.control_plane, |known: &mut Known, control_plane| known.control_plane = control_plane)
+        .with(&facts.services, |known: &mut Known, services| known.services = services)
+}
+
 /// Decides what is said; nothing while nobody knows where the node is.
 #[must_use]
 pub fn decide(known: &Known, version: &str, boot_id: &str) -> Option<wire::NodeStatus> {
@@ -47,13 +57,7 @@ pub fn status(facts: Facts, boot_id: String) -> Runnable {
         async move {
             let scope = starting.scope().clone();
             let mut starting = Some(starting);
-            let mut inputs = Inputs::new(Known::default())
-                .with(&facts.connection, |known: &mut Known, connection| known.connection = Some(connection))
-                .with(&facts.address, |known: &mut Known, address| known.address = Some(address))
-                .with(&facts.control_plane, |known: &mut Known, control_plane| {
-                    known.control_plane = control_plane;
-                })
-                .with(&facts.services, |known: &mut Known, services| known.services = services);
+            let mut inputs = inputs(&facts);
             let (mut said, mut healthy) = (None, None);
             loop {
                 let known = scope.until_cancelled(inputs.next()).await?;

@@ -3,5 +3,6 @@
 mod crashes;
 mod forming;
 mod node;
+mod renewal;
 mod roles;
 mod services;

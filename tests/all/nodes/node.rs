@@ -48,6 +48,8 @@ const SOON: Backoff =
 pub(crate) struct Node {
     pub(crate) address: IpAddr,
     pub(crate) facts: Facts,
+    /// Its clock, from its next start on.
+    pub(crate) clock: Clock,
     running: Option<Running>,
     directory: tempfile::TempDir,
 }
@@ -68,6 +70,7 @@ impl Node {
         Ok(Self {
             address: address.into(),
             facts: Facts::default(),
+            clock: Clock::host(),
             running: None,
             directory: tempfile::tempdir()?,
         })
@@ -100,7 +103,7 @@ impl Node {
             launcher: LAUNCHER.into(),
             etcd: etcd::program(),
             boot_id: "5f0dd4bc-9d39-4c9b-8c53-5f1b4e8c7d11".to_owned(),
-            clock: Clock::host(),
+            clock: self.clock.clone(),
             leaving: leaving.clone(),
         };
         let root = worker(&settings, &self.facts);

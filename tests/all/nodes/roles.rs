@@ -1,5 +1,9 @@
 //! Roles that come and go.
 
+use anyhow::Context as _;
+use shepherd::roleserver::cluster::etcd::{self, Begun};
+use shepherd::roleserver::cluster::files::Membership;
+
 use super::node::{Node, Owner};
 use crate::harness::aloud::TestResult;
 
@@ -30,6 +34,11 @@ async fn role_that_is_given_and_taken_quickly_ends_as_it_was_ordered_last() -> T
     // Taken for good: etcd ends, and what it had kept goes with it.
     let data = node.files().membership()?.map(|membership| node.disk().join("etcd").join(membership.data));
     assert!(data.as_ref().is_some_and(|data| data.exists()));
+    let membership = node.files().membership()?.context("no membership")?;
+    let number = membership.member.context("no number")?;
+    assert_eq!(etcd::begun(&node.files(), &membership), Begun::As(number), "by etcd's own log");
+    let elsewhere = Membership { data: "elsewhere".to_owned(), ..membership };
+    assert_eq!(etcd::begun(&node.files(), &elsewhere), Begun::NotYet);
     owner.roles(&node, &[], &["consensus-member"]).await?;
     node.until_control_plane(false).await?;
     crate::harness::etcd_servers::until("its etcd is gone, with its data", async || {

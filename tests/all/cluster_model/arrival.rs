@@ -1,0 +1,150 @@
+//! What a node decides follows from the newest of all that it knows, in whatever order that came.
+//!
+//! Every order in which the states of all inputs can arrive is tried, each state after those before it of the same
+//! input; and in each, every choice of moments at which the reducer looks, so that it sees some states and passes over
+//! others.
+
+use anyhow::Result;
+use futures::poll;
+use shepherd::curator::node::{ConsensusMember, Roles};
+use shepherd::roleserver::cluster::facts::{ControlPlane, Facts};
+use shepherd::roleserver::cluster::startup::{self, Startup};
+use shepherd::roleserver::cluster::status;
+use shepherd::supervisor::reduce::Inputs;
+
+use super::fixture::Fixture;
+use crate::harness::aloud::TestResult;
+
+/// Sets one input to its next state.
+type Arrive<'a> = Box<dyn Fn(&Facts) + 'a>;
+
+/// All orders of so many states of each input, as which input is next.
+fn orders(left: &[usize]) -> Vec<Vec<usize>> {
+    if left.iter().all(|left| *left == 0) {
+        return vec![Vec::new()];
+    }
+    let mut all = Vec::new();
+    for (input, _) in left.iter().enumerate().filter(|(_, left)| **left > 0) {
+        let mut rest = left.to_vec();
+        rest[input] -= 1;
+        for mut order in orders(&rest) {
+            order.insert(0, input);
+            all.push(order);
+        }
+    }
+    all
+}
+
+/// What is decided at the end of each order and each choice of looks, and how many there were. `may_decide` says after
+/// each look whether so much had arrived, by the states of each input, that something may be decided.
+async fn decisions<S: Clone + 'static, T>(
+    arrivals: &[Vec<Arrive<'_>>],
+    inputs: impl Fn(&Facts) -> Inputs<S>,
+    decide: impl Fn(&S) -> Option<T>,
+    may_decide: impl Fn(&[usize]) -> bool,
+) -> Result<(Vec<Option<T>>, usize)> {
+    let states: Vec<usize> = arrivals.iter().map(Vec::len).collect();
+    let count: usize = states.iter().sum();
+    let (mut ends, mut tried) = (Vec::new(), 0);
+    for order in orders(&states) {
+        for looks in 0..1_u32 << count {
+            let facts = Facts::default();
+            let mut inputs = inputs(&facts);
+            let (mut arrived, mut decided) = (vec![0; arrivals.len()], None);
+            for (at, input) in order.iter().enumerate() {
+                arrivals[*input][arrived[*input]](&facts);
+                arrived[*input] += 1;
+                // At the end everybody has looked.
+                if looks >> at & 1 == 1 || at + 1 == count {
+                    while let std::task::Poll::Ready(known) = poll!(std::pin::pin!(inputs.next())) {
+                        if let Some(now) = decide(&known) {
+                            anyhow::ensure!(may_decide(&arrived), "decided after {arrived:?} of {order:?}");
+                            decided = Some(now);
+                        }
+                    }
+                }
+            }
+            ends.push(decided);
+            tried += 1;
+        }
+    }
+    Ok((ends, tried))
+}
+
+fn roles(member: Option<u64>) -> Roles {
+    let role = |member| ConsensusMember { member, ..ConsensusMember::default() };
+    Roles { consensus_member: member.map(role), ..Roles::default() }
+}
+
+fn told(decided: &Startup) -> String {
+    match decided {
+        Startup::Nothing => "nothing".to_owned(),
+        Startup::Founding(_) => "founding".to_owned(),
+        Startup::Member(role, _) => format!("member {}", role.member),
+    }
+}
+
+#[tokio::test]
+async fn startup_is_the_same_in_whatever_order_its_inputs_come() -> TestResult {
+    let fixture = Fixture::new()?;
+    let connect = || -> Arrive<'_> { Box::new(|facts| facts.connection.set(fixture.connection.clone())) };
+    let give = |member| -> Arrive<'_> { Box::new(move |facts| facts.roles.set(roles(member))) };
+    let found = || -> Arrive<'_> { Box::new(|facts| facts.to_found.set(Some(fixture.to_found.clone()))) };
+    let founded = || -> Arrive<'_> { Box::new(|facts| facts.to_found.set(None)) };
+    for (inputs, expected) in [
+        // From the disk, and then as it is told, with a membership that ends and one that begins.
+        (vec![vec![], vec![give(Some(7)), give(None), give(Some(8))], vec![connect()]], "member 8"),
+        (vec![vec![], vec![give(Some(7)), give(None)], vec![connect(), connect()]], "nothing"),
+        // A node that founds: it is told its roles when that is over, and whatever comes first changes nothing.
+        (vec![vec![found()], vec![give(Some(7))], vec![connect()]], "founding"),
+        (vec![vec![found(), founded()], vec![give(Some(7))], vec![connect()]], "member 7"),
+        (vec![vec![found(), founded()], vec![give(Some(7)), give(None)], vec![connect()]], "nothing"),
+    ] {
+        let founds = !inputs[0].is_empty();
+        let (ends, tried) = decisions(&inputs, startup::inputs, startup::decide, |arrived: &[usize]| {
+            (founds && arrived[0] == 1) || (arrived[1] > 0 && arrived[2] > 0)
+        })
+        .await?;
+        assert!(tried >= 32, "{tried}");
+        for end in ends {
+            assert_eq!(end.as_ref().map(told).as_deref(), Some(expected));
+        }
+    }
+    Ok(())
+}
+
+/// Too little never becomes a decision, however long it is waited for the rest.
+#[tokio::test]
+async fn nothing_is_decided_without_the_roles_or_without_the_way() -> TestResult {
+    let fixture = Fixture::new()?;
+    let connect = || -> Arrive<'_> { Box::new(|facts| facts.connection.set(fixture.connection.clone())) };
+    let give = |member| -> Arrive<'_> { Box::new(move |facts| facts.roles.set(roles(member))) };
+    for inputs in [vec![vec![give(Some(7)), give(None)]], vec![vec![connect(), connect()]]] {
+        let (ends, _) = decisions(&inputs, startup::inputs, startup::decide, |_: &[usize]| false).await?;
+        assert!(ends.iter().all(Option::is_none));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_node_says_of_itself_is_the_same_in_whatever_order_it_is_known() -> TestResult {
+    let fixture = Fixture::new()?;
+    let at = |address: &'static str| -> Result<Arrive<'_>> {
+        let address = address.parse()?;
+        Ok(Box::new(move |facts: &Facts| facts.address.set(address)))
+    };
+    let runs = |port: Option<u16>| -> Arrive<'_> {
+        Box::new(move |facts| facts.control_plane.set(port.map(|port| ControlPlane { port })))
+    };
+    let connect: Arrive<'_> = Box::new(|facts| facts.connection.set(fixture.connection.clone()));
+    let inputs = [vec![connect], vec![at("10.0.0.1")?, at("10.0.0.2")?], vec![runs(None), runs(Some(7835))]];
+    let decide = |known: &status::Known| status::decide(known, "1", "boot");
+    let (ends, tried) =
+        decisions(&inputs, status::inputs, decide, |arrived: &[usize]| arrived[1] > 0).await?;
+    assert_eq!(tried, 30 * 32);
+    for end in ends {
+        let said = end.map(|said| (said.external_address, said.curator_port));
+        assert_eq!(said, Some(("10.0.0.2".to_owned(), 7835)));
+    }
+    Ok(())
+}

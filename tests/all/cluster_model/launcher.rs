@@ -1,0 +1,259 @@
+//! The control plane of a node of the model: founding a cluster, carrying out a membership, and ending both.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use shepherd::curator::etcd::guard::{Change, Expected, Guard, guarded_write};
+use shepherd::curator::life_cycle;
+use shepherd::curator::node::{ConsensusMember, Node, Roles, State, Status};
+use shepherd::curator::node_id::{NodeId, PublicKey};
+use shepherd::curator::pki::{NODE_LIFETIME, Renewal, Validity, renewal};
+use shepherd::curator::service::failure::Failure;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::roleserver::cluster::etcd::{Begun, first_membership, membership_of};
+use shepherd::roleserver::cluster::files::Membership;
+use shepherd::roleserver::cluster::startup::{
+    self, Inheritance, Known, Startup, begins_anew, inherit, is_as_it_should,
+};
+
+use super::curators;
+use super::invariants;
+use super::node::NodeLife;
+use super::world::Program;
+
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+
+impl NodeLife {
+    fn decided(&self) -> Option<Startup> {
+        let (facts, fixture) = (self.facts(), self.world.fixture);
+        startup::decide(&Known {
+            to_found: facts.to_found.then(|| fixture.to_found.clone()),
+            roles: facts.roles,
+            connection: facts.connection.then(|| fixture.connection.clone()),
+        })
+    }
+
+    /// What etcd has begun as in the data directory of a membership.
+    fn begun(&self, membership: &Membership) -> Begun {
+        self.disk().etcd.get(&membership.data).map_or(Begun::NotYet, |member| Begun::As(*member))
+    }
+
+    /// One life of the control plane.
+    pub(crate) async fn launch(&self) -> Result<(), Failure> {
+        self.stop_curator();
+        self.tell(|facts| (facts.control_plane, facts.running, facts.settled) = (false, None, false));
+        let first = loop {
+            if let Some(first) = self.decided() {
+                break first;
+            }
+            self.world.sim.sleep(Duration::from_millis(400)).await;
+        };
+        let remove = |last: &Membership| inherit(last, self.begun(last), &first) == Inheritance::Remove;
+        if let Some(last) = self.disk().membership.filter(remove) {
+            self.stop_etcd();
+            self.world.judge(|state| invariants::only_what_is_over_is_removed(state, self.at, &last));
+            self.world.count("data of a membership removed");
+            let data = last.data.clone();
+            self.write(|disk| {
+                disk.etcd.remove(&data);
+            })
+            .await;
+            self.write(|disk| disk.membership = None).await;
+        }
+        let running = match &first {
+            Startup::Nothing => None,
+            Startup::Founding(_) => Some(self.found().await?),
+            Startup::Member(role, _) => {
+                let running = self.run_member(role, &first).await?;
+                if running.is_none() {
+                    self.end(None);
+                    return Ok(());
+                }
+                running
+            }
+        };
+        self.tell(|facts| (facts.running, facts.settled) = (running, true));
+        self.world.count("control planes begun");
+        let mut looked = 0;
+        loop {
+            self.world.sim.sleep(Duration::from_millis(400)).await;
+            let said = self.world.look().machines[self.at].facts.said;
+            if said == looked {
+                continue;
+            }
+            looked = said;
+            if let Some(next) = self.decided()
+                && !is_as_it_should(running, &next)
+            {
+                self.world.demand(invariants::begun_anew_for_a_reason(running, &next, self.at));
+                self.end(running);
+                return Ok(());
+            }
+        }
+    }
+
+    /// What runs is not what is to run any more.
+    fn end(&self, running: Option<u64>) {
+        self.world.note(format_args!("machine {}: ends its control plane {running:?}", self.at));
+        self.world.count("control planes ended");
+        self.stop_curator();
+        self.stop_etcd();
+    }
+
+    fn stop_curator(&self) {
+        self.tell(|facts| facts.control_plane = false);
+        let curator = self.world.machine(self.at, |machine| machine.curator.take());
+        if let Some(curator) = curator {
+            self.world.sim.kill(curator.process);
+        }
+    }
+
+    fn stop_etcd(&self) {
+        self.world.machine(self.at, |machine| machine.etcd = None);
+    }
+
+    fn start_etcd(&self, membership: &Membership) {
+        let now = self.world.sim.now();
+        self.world.judge(|state| invariants::one_etcd_at_a_time(state, self.at, membership));
+        self.world.machine(self.at, |machine| {
+            // One that runs already, of this membership, is gone on with.
+            if machine.etcd.as_ref().is_none_or(|program| program.membership.data != membership.data) {
+                let (membership, seen) = (membership.clone(), Vec::new());
+                machine.etcd = Some(Program { membership, id: None, since: now, seen });
+            }
+        });
+    }
+
+    fn etcd_answers(&self) -> Option<u64> {
+        let state = self.world.look();
+        state.machines[self.at].member().filter(|_| state.has_quorum(self.at))
+    }
+
+    async fn found(&self) -> Result<u64, Failure> {
+        let key = self.disk().key.ok_or_else(|| Failure::invalid("this node has no key"))?;
+        let (own, address) = (NodeId::of(&key), self.world.look().machines[self.at].address);
+        let membership = if let Some(membership) = self.disk().membership {
+            membership
+        } else {
+            let membership = first_membership(own, address);
+            self.write(|disk| disk.membership = Some(membership.clone())).await;
+            membership
+        };
+        self.write(|disk| disk.proof = true).await;
+        self.start_etcd(&membership);
+        let member = loop {
+            if let Some(member) = self.etcd_answers() {
+                break member;
+            }
+            self.world.sim.sleep(ASK_AGAIN).await;
+        };
+        self.first_records(&key, member).await?;
+        self.write(|disk| {
+            disk.membership = Some(Membership { member: Some(member), ..membership.clone() });
+        })
+        .await;
+        let role = ConsensusMember { member, peers: BTreeMap::new() };
+        let roles = Roles { consensus_member: Some(role), ..Roles::default() };
+        if self.disk().roles.is_none() {
+            let roles = roles.clone();
+            self.write(|disk| disk.roles = Some(roles)).await;
+        }
+        let validity = Validity::starting(self.world.time(), NODE_LIFETIME);
+        self.write(|disk| disk.credentials = Some(validity)).await;
+        self.write(|disk| disk.authority = false).await;
+        self.serve(own);
+        self.connect();
+        self.tell(|facts| (facts.roles, facts.to_found) = (Some(roles), false));
+        self.world.note(format_args!("machine {} has founded as {own}", self.at));
+        self.world.count("clusters founded");
+        Ok(member)
+    }
+
+    /// The first records of a cluster, unless they are there.
+    async fn first_records(&self, key: &PublicKey, member: u64) -> Result<(), Failure> {
+        let (own, now) = (NodeId::of(key), self.world.time());
+        let said = wire::NodeStatus {
+            external_address: self.world.look().machines[self.at].address.to_string(),
+            ..Default::default()
+        };
+        let status = Status::from_report(&said, now).map_err(Failure::invalid)?;
+        let role = ConsensusMember { member, peers: BTreeMap::new() };
+        let node = Node {
+            status: Some(status),
+            roles: Roles { consensus_member: Some(role), ..Roles::default() },
+            ..Node::new(*key, State::Up, now)
+        };
+        let record =
+            Change::Put { key: Node::etcd_key(&own)?, value: node.encode()?, expected: Expected::Absent };
+        // Nobody leads yet: it is guarded by its own absence, and by nothing else.
+        let nobody = Guard { key: "/nobody".to_owned(), create_revision: 0 };
+        let asked = guarded_write(&self.world.namespace, &nobody, &[record])?;
+        self.world.transact(self.at, &asked, None).await.map(drop)
+    }
+
+    /// Begins a membership; none when another is to run before this one has come to answer.
+    async fn run_member(&self, role: &ConsensusMember, first: &Startup) -> Result<Option<u64>, Failure> {
+        let (caller, own, key) = self.caller()?;
+        let another = || {
+            let begun = self.disk().membership.map_or(Begun::NotYet, |membership| self.begun(&membership));
+            self.decided().is_some_and(|next| begins_anew(first, begun, &next))
+        };
+        let membership = if let Some(membership) = self.disk().membership {
+            let of_role = Membership { member: Some(role.member), ..membership.clone() };
+            if of_role != membership {
+                self.world.count("memberships begun as another");
+                self.write(|disk| disk.membership = Some(of_role.clone())).await;
+            }
+            of_role
+        } else {
+            let address = self.world.look().machines[self.at].address;
+            let membership = membership_of(own, address, role);
+            self.write(|disk| disk.membership = Some(membership.clone())).await;
+            membership
+        };
+        while !self.disk().proof {
+            if another() {
+                return Ok(None);
+            }
+            let issue = async |leading: Rc<curators::Leading>| leading.peer_certificate(key).await;
+            caller.call(&self.world, "Nodes/IssuePeerCertificate", None, issue).await?;
+            self.write(|disk| disk.proof = true).await;
+        }
+        self.start_etcd(&membership);
+        while self.etcd_answers().is_none() {
+            if another() {
+                return Ok(None);
+            }
+            self.world.sim.sleep(ASK_AGAIN).await;
+        }
+        self.renew_beside_etcd(&key).await?;
+        self.serve(own);
+        Ok(Some(role.member))
+    }
+
+    pub(crate) async fn renew_beside_etcd(&self, key: &PublicKey) -> Result<(), Failure> {
+        let now = self.world.time();
+        let over = |validity| renewal(validity, now) == Renewal::Expired;
+        if !self.disk().credentials.is_none_or(over) {
+            return Ok(());
+        }
+        let id = NodeId::of(key);
+        let prefix = Node::etcd_key(&id)?;
+        let record = self.world.ask(self.at, |etcd, _| etcd.record(&prefix)).await?;
+        let node = record.map(|record| Node::decode(&record.key, &record.value)).transpose()?;
+        life_cycle::join(node.as_ref(), key, false)?;
+        self.write(|disk| disk.credentials = Some(Validity::starting(now, NODE_LIFETIME))).await;
+        self.world.count("certificates renewed beside etcd");
+        Ok(())
+    }
+
+    fn serve(&self, own: NodeId) {
+        self.world.judge(|state| invariants::one_curator_at_a_time(state, self.at));
+        let curator = curators::start(&self.world, self.at, own);
+        self.world.machine(self.at, |machine| {
+            machine.curator = Some(curator);
+            machine.facts.control_plane = true;
+        });
+    }
+}

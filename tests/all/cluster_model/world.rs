@@ -1,0 +1,262 @@
+//! All there is: machines with their disks, which of them reach each other, etcd, and what was seen of it all.
+
+use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use shepherd::curator::etcd::namespace::Namespace;
+use shepherd::curator::key_space::NODES;
+use shepherd::curator::node::{Node, Roles};
+use shepherd::curator::node_id::{NodeId, PublicKey};
+use shepherd::curator::pki::Validity;
+use shepherd::curator::tickets::Secret;
+use shepherd::model::time::{Timestamp, after};
+use shepherd::roleserver::cluster::files::Membership;
+
+use super::curators::Curator;
+use super::fixture::Fixture;
+use super::sim::{Process, Sim};
+use super::store::{Etcd, Listed, NAMESPACE};
+
+/// How many machines there are.
+pub(crate) const MACHINES: usize = 5;
+/// Events that are told when something is wrong.
+const TRACE: usize = 60;
+
+/// What a machine is asked to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Found,
+    Join,
+}
+
+/// What stands on a disk. Each field is written at once, and is there from then on.
+#[derive(Clone, Default)]
+pub(crate) struct Disk {
+    pub(crate) asked: Option<Asked>,
+    pub(crate) key: Option<PublicKey>,
+    pub(crate) authority: bool,
+    pub(crate) membership: Option<Membership>,
+    pub(crate) roles: Option<Roles>,
+    pub(crate) credentials: Option<Validity>,
+    pub(crate) proof: bool,
+    /// etcd's own: numbers of members by the name of the data directory.
+    pub(crate) etcd: BTreeMap<String, u64>,
+}
+
+/// What the parts of a node tell each other while it runs.
+#[derive(Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is one thing that is known, or not")]
+pub(crate) struct Facts {
+    pub(crate) to_found: bool,
+    pub(crate) roles: Option<Roles>,
+    pub(crate) connection: bool,
+    pub(crate) control_plane: bool,
+    pub(crate) address: bool,
+    /// The membership that runs, once it does.
+    pub(crate) running: Option<u64>,
+    /// How often any of this was said.
+    pub(crate) said: u64,
+    /// Whether the launcher has come to rest with what it decided.
+    pub(crate) settled: bool,
+}
+
+/// The program etcd on a machine.
+#[derive(Clone)]
+pub(crate) struct Program {
+    pub(crate) membership: Membership,
+    /// Its number, once it has begun.
+    pub(crate) id: Option<u64>,
+    pub(crate) since: Duration,
+    /// The members as it last heard of them.
+    pub(crate) seen: Vec<Listed>,
+}
+
+pub(crate) struct Machine {
+    pub(crate) address: IpAddr,
+    pub(crate) power: bool,
+    /// Machines of one part of the network reach each other.
+    pub(crate) part: usize,
+    pub(crate) disk: Disk,
+    pub(crate) role_server: Option<Process>,
+    pub(crate) facts: Facts,
+    pub(crate) etcd: Option<Program>,
+    pub(crate) curator: Option<Rc<Curator>>,
+}
+
+/// What happened, over a whole run: proof that there was something to withstand.
+pub(crate) type Counts = BTreeMap<&'static str, u64>;
+
+pub(crate) struct State {
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) etcd: Etcd,
+    /// Added to the time of day.
+    pub(crate) leap: Duration,
+    pub(crate) secrets: Vec<Secret>,
+    /// The voters that lived within reach when a leader last listed the members, by its machine.
+    pub(crate) listed: BTreeMap<usize, BTreeSet<u64>>,
+    /// When a leader heard a node last, by its lock.
+    pub(crate) heard: BTreeMap<(i64, NodeId), Duration>,
+    pub(crate) counts: Counts,
+    pub(crate) trace: VecDeque<String>,
+    pub(crate) violations: Vec<String>,
+}
+
+/// The whole, as every task holds it.
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) sim: Rc<Sim>,
+    pub(crate) fixture: &'static Fixture,
+    pub(crate) namespace: Rc<Namespace>,
+    /// Who decides about members now, by what he has just read: a disk that is lost meanwhile is more than a quorum
+    /// withstands.
+    pub(crate) changing: Rc<Cell<usize>>,
+    state: Rc<RefCell<State>>,
+}
+
+/// As long as this is there, somebody decides about members.
+pub(crate) struct Changing(Rc<Cell<usize>>);
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, fixture: &'static Fixture) -> anyhow::Result<Self> {
+        let machine = |index: usize| Machine {
+            address: Ipv4Addr::new(10, 0, 0, u8::try_from(index + 1).unwrap_or(u8::MAX)).into(),
+            power: true,
+            part: 0,
+            disk: Disk {
+                asked: Some(if index == 0 { Asked::Found } else { Asked::Join }),
+                ..Disk::default()
+            },
+            role_server: None,
+            facts: Facts::default(),
+            etcd: None,
+            curator: None,
+        };
+        let state = State {
+            machines: (0..MACHINES).map(machine).collect(),
+            etcd: Etcd::default(),
+            leap: Duration::ZERO,
+            secrets: Vec::new(),
+            listed: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            counts: Counts::new(),
+            trace: VecDeque::new(),
+            violations: Vec::new(),
+        };
+        Ok(Self {
+            sim: Sim::new(seed),
+            fixture,
+            namespace: Rc::new(Namespace::new(NAMESPACE)?),
+            changing: Rc::default(),
+            state: Rc::new(RefCell::new(state)),
+        })
+    }
+
+    /// The state; never held over an await.
+    pub(crate) fn look(&self) -> Ref<'_, State> {
+        self.state.borrow()
+    }
+
+    pub(crate) fn change(&self) -> RefMut<'_, State> {
+        self.state.borrow_mut()
+    }
+
+    pub(crate) fn machine<T>(&self, index: usize, change: impl FnOnce(&mut Machine) -> T) -> T {
+        change(&mut self.state.borrow_mut().machines[index])
+    }
+
+    pub(crate) fn begin_to_change(&self) -> Changing {
+        self.changing.set(self.changing.get() + 1);
+        Changing(self.changing.clone())
+    }
+
+    /// The time of day.
+    pub(crate) fn time(&self) -> Timestamp {
+        let begin = Timestamp::from_timestamp(1_900_000_000, 0).unwrap_or_default();
+        after(begin, self.sim.now() + self.look().leap)
+    }
+
+    pub(crate) fn count(&self, what: &'static str) {
+        *self.change().counts.entry(what).or_default() += 1;
+    }
+
+    pub(crate) fn note(&self, what: std::fmt::Arguments<'_>) {
+        let at = self.sim.now().as_secs_f64();
+        let mut state = self.change();
+        if state.trace.len() == TRACE {
+            state.trace.pop_front();
+        }
+        state.trace.push_back(format!("{at:9.3} {what}"));
+    }
+
+    /// Asks an invariant about everything as it is.
+    pub(crate) fn judge(&self, judge: impl FnOnce(&State) -> Result<(), String>) {
+        let judged = judge(&self.look());
+        self.demand(judged);
+    }
+
+    /// Notes what an invariant says against what happened.
+    pub(crate) fn demand(&self, judged: Result<(), String>) {
+        if let Err(said) = judged {
+            self.note(format_args!("VIOLATION: {said}"));
+            self.change().violations.push(said);
+        }
+    }
+}
+
+impl Machine {
+    pub(crate) fn id(&self) -> Option<NodeId> {
+        self.disk.key.as_ref().map(NodeId::of)
+    }
+
+    /// The member of etcd that runs here.
+    pub(crate) fn member(&self) -> Option<u64> {
+        self.etcd.as_ref().filter(|_| self.power).and_then(|etcd| etcd.id)
+    }
+}
+
+impl State {
+    pub(crate) fn reaches(&self, a: usize, b: usize) -> bool {
+        let (a, b) = (&self.machines[a], &self.machines[b]);
+        a.power && b.power && a.part == b.part
+    }
+
+    /// Members that run within reach of a machine.
+    pub(crate) fn within_reach(&self, machine: usize) -> BTreeSet<u64> {
+        let there = (0..self.machines.len()).filter(|other| self.reaches(machine, *other));
+        there.filter_map(|other| self.machines[other].member()).collect()
+    }
+
+    /// Whether a machine's member votes and sees a quorum that has a leader.
+    pub(crate) fn has_quorum(&self, machine: usize) -> bool {
+        let Some(own) = self.machines[machine].member() else { return false };
+        let there = self.within_reach(machine);
+        let voters: Vec<u64> = self.etcd.voters().map(|member| member.id).collect();
+        voters.contains(&own)
+            && voters.iter().filter(|id| there.contains(id)).count() > voters.len() / 2
+            && self.etcd.leader.is_some_and(|leader| there.contains(&leader))
+    }
+
+    pub(crate) fn nodes(&self) -> Vec<Node> {
+        let records = self.etcd.under(&NODES.range().start);
+        records.iter().filter_map(|record| Node::decode(&record.key, &record.value).ok()).collect()
+    }
+
+    /// Whether all that is kept would be lost, or could be changed no more, with one more disk.
+    pub(crate) fn can_lose_disk(&self, machine: usize) -> bool {
+        let keeps = |index: usize, id: u64| {
+            index != machine && self.machines[index].disk.etcd.values().any(|kept| *kept == id)
+        };
+        let voters: Vec<u64> = self.etcd.voters().map(|member| member.id).collect();
+        let kept = voters.iter().filter(|id| (0..self.machines.len()).any(|index| keeps(index, **id)));
+        kept.count() > voters.len() / 2
+    }
+}

@@ -1,0 +1,62 @@
+//! Certificates that have ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context as _;
+use shepherd::curator::clock::Clock;
+use shepherd::curator::pki::{NODE_LIFETIME, Validity};
+use shepherd::model::time::{Timestamp, after};
+
+use super::node::{Node, Owner};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::until;
+
+/// A month without any of them: the member of etcd makes itself another certificate, and the other node is given one
+/// for its key alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_were_off_for_longer_than_their_certificates_come_back() -> TestResult {
+    let days = Arc::new(AtomicU32::new(0));
+    let clock = {
+        let (days, host) = (days.clone(), Clock::host());
+        let now = move || {
+            let passed = Duration::from_hours(24) * days.load(Ordering::SeqCst);
+            after(Timestamp::from(SystemTime::now()), passed)
+        };
+        Clock::new(now, move || host.running())
+    };
+    let mut owner = Owner::new()?;
+    let (mut first, mut node) = (Node::new()?, Node::new()?);
+    (first.clock, node.clock) = (clock.clone(), clock.clone());
+    first.ask(owner.found())?;
+    first.start()?;
+    first.until_it_is_one().await?;
+    owner.claim(&first).await?;
+    node.ask(owner.join(&first).await?)?;
+    node.start()?;
+    owner.approve(&node).await?;
+    node.until_it_is_one().await?;
+    owner.until_said(&node).await?;
+
+    node.stop().await?;
+    first.stop().await?;
+    days.store(u32::try_from(NODE_LIFETIME.as_secs() / 86_400)? + 1, Ordering::SeqCst);
+    node.start()?;
+    first.start()?;
+    for node in [&first, &node] {
+        let connection = node.facts.connection.clone();
+        let good = until("it has a certificate that is good now", async || {
+            let shown = connection.latest().map(|connection| connection.shown.current());
+            let validity = shown.and_then(|shown| Validity::read(shown.cert.first()?));
+            Ok(validity.is_some_and(|validity| validity.holds_at(clock.now())))
+        });
+        good.await.with_context(|| node.report())?;
+        let kept = node.files().credentials()?.context("no certificate")?.certificate;
+        let kept = Validity::read(&hex::decode(kept)?).context("no certificate")?;
+        assert!(kept.holds_at(clock.now()), "and keeps it");
+    }
+    // With it, it is heard as the node it is.
+    node.until_control_plane(false).await?;
+    Ok(())
+}
