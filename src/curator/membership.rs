@@ -452,6 +452,14 @@ pub(crate) mod tests {
         // A record that names its number tells.
         let mut recorded = known.clone();
         recorded.insert(node_id(2), member_node(2));
+        // It has not started, so that it is told again with whom it is to.
+        let Some(Change::GiveRole { node, role }) = change(&members, &recorded) else {
+            panic!("a member that has not started keeps members of old");
+        };
+        assert_eq!((node, role.peers.keys().collect::<Vec<_>>()), (node_id(2), vec![&node_id(1)]));
+        if let Some(node) = recorded.get_mut(&node) {
+            node.roles.consensus_member = Some(role);
+        }
         assert_eq!(change(&members, &recorded), None);
     }
 
