@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 
 use crate::curator::health::Health;
 use crate::curator::node::{Node, State};
-use crate::curator::role::Role;
 use crate::model::ids::MachineId;
 use crate::model::label::Wanted;
+use crate::model::role::Role;
 use crate::proto::curator::v1 as wire;
 
 /// What is asked of nodes.

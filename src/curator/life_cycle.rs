@@ -24,11 +24,11 @@ use crate::curator::labels;
 use crate::curator::membership::{Member, Nodes, QuorumRefusal};
 use crate::curator::node::{Node, State, Status};
 use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::role;
 use crate::curator::roles::{self, Step};
 use crate::curator::tickets::TicketId;
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
+use crate::model::role;
 use crate::model::time::Timestamp;
 
 /// Why a node does not come, or does not go.

@@ -10,13 +10,13 @@
 //!
 //! * [`node_id`][]: who a node is. [`node`][]: what is kept of it, and how that stands in etcd.
 //! * [`life_cycle`][]: how a node comes, and how it goes. [`labels`][]: what people say of it.
-//! * [`role`][]: the names of roles. [`roles`][]: what becomes of an order to give or take roles.
+//! * [`role`](crate::model::role): the names of roles. [`roles`][]: what becomes of an order to give or take roles.
 //! * [`membership`][]: how the members of etcd and the records of nodes come to agree, one change at a time.
 //! * [`health`][]: what silence means. [`filter`][]: which nodes a list shows.
 //! * [`tickets`][]: which machines may ask to become nodes.
 //! * [`permissions`][]: who may make which call. [`peer`][]: how it is known who makes it. [`pki`][]: what
 //!   the authority signs.
-//! * [`declaration`][]: operators' own roles. [`template`][]: what differs between the nodes that have one.
+//! * [`declaration`](crate::model::declaration): operators' own roles; here is how they are [stored](declaration). [`template`](crate::model::template): what differs between the nodes that have one.
 //! * [`identity`][]: a key that is all that its holder is known by.
 //! * [`key_space`][]: where in etcd everything stands. [`record`][]: how it is read there. [`cluster`][] and
 //!   [`credential`][]: records of what there is one of, and of certificates.
@@ -54,9 +54,7 @@ pub mod peer;
 pub mod permissions;
 pub mod pki;
 pub mod record;
-pub mod role;
 pub mod roles;
 pub mod service;
-pub mod template;
 pub mod tickets;
 pub mod tls;

@@ -15,10 +15,10 @@ use prost::Message as _;
 use crate::curator::key_space::{KeyError, NODES};
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::record::{self, BrokenRecord, RecordError, moment};
-use crate::curator::role::{self, DeclaredRole, Role};
 use crate::curator::tickets::TicketId;
 use crate::model::ids::MachineId;
 use crate::model::label::{self, Labels};
+use crate::model::role::{self, DeclaredRole, Role};
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 

@@ -19,7 +19,7 @@ use tonic::Code;
 use crate::curator::membership::{self, Member, Nodes, QuorumRefusal, may_remove, owners, peer_url, role_of};
 use crate::curator::node::{Node, Roles, State};
 use crate::curator::node_id::NodeId;
-use crate::curator::role::{self, DeclaredRole, Role};
+use crate::model::role::{self, DeclaredRole, Role};
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

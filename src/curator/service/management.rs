@@ -13,12 +13,12 @@ use crate::curator::life_cycle::{self, Bypass, Outcome, Refusal};
 use crate::curator::membership::owners;
 use crate::curator::node::{Node, State};
 use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::role::{DeclaredRole, Role, RoleNameError};
 use crate::curator::roles::{Next, Order, evaluate};
 use crate::curator::service::failure::Failure;
 use crate::curator::service::leader::{Caller, Leading};
 use crate::curator::service::nodes::parse_node;
 use crate::curator::service::store::put_node;
+use crate::model::role::{DeclaredRole, Role, RoleNameError};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::management_server;
 
@@ -118,9 +118,9 @@ impl management_server::Management for ManagementService {
             };
             if changed != *node {
                 leading.store.write(&[put_node(&changed, stored.revisions.get(&id).copied())?]).await?;
-                let (before, now) = (crate::curator::role::told(node.roles.names()), changed.roles.names());
+                let (before, now) = (crate::model::role::told(node.roles.names()), changed.roles.names());
                 tracing::info!(
-                    node = %id, by = %caller.peer, before, now = crate::curator::role::told(now), "roles were changed"
+                    node = %id, by = %caller.peer, before, now = crate::model::role::told(now), "roles were changed"
                 );
             }
             Ok(changed)

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crate::curator::cluster::{self, Cluster};
 use crate::curator::credential::{Credential, Revocation};
-use crate::curator::declaration::Declaration;
 use crate::curator::etcd::client::{Client, Record};
 use crate::curator::etcd::guard::{Change, Expected, Guard};
 use crate::curator::etcd::namespace::Keys;
@@ -18,9 +17,10 @@ use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
 use crate::curator::pki::{Authority, Serial};
 use crate::curator::record::RecordError;
-use crate::curator::role::DeclaredRole;
 use crate::curator::service::failure::Failure;
 use crate::curator::tickets::{Ticket, TicketId};
+use crate::model::declaration::Declaration;
+use crate::model::role::DeclaredRole;
 
 /// How often a decision is made anew, because records changed while it was being made.
 const TRIES: u32 = 10;

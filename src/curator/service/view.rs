@@ -10,7 +10,6 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::watch;
 
 use crate::curator::credential::Revocation;
-use crate::curator::declaration::Declaration;
 use crate::curator::etcd::client::Client;
 use crate::curator::etcd::namespace::Keys;
 use crate::curator::etcd::value::{Event, Follower};
@@ -18,8 +17,9 @@ use crate::curator::key_space::{DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATE
 use crate::curator::node::{Node, State};
 use crate::curator::peer::Revocations;
 use crate::curator::record::RecordError;
-use crate::curator::role::DeclaredRole;
 use crate::curator::service::chronicle::Chronicle;
+use crate::model::declaration::Declaration;
+use crate::model::role::DeclaredRole;
 
 /// The records as they were last seen.
 #[derive(Debug, Default)]

@@ -263,7 +263,7 @@ impl Files {
             })
         });
         let declared = kept.declared.iter().map(|role| {
-            role.parse().map_err(|error: crate::curator::role::RoleNameError| damaged(error.to_string()))
+            role.parse().map_err(|error: crate::model::role::RoleNameError| damaged(error.to_string()))
         });
         Ok(Roles {
             consensus_member: member.transpose()?,

@@ -6,10 +6,10 @@ use std::time::Duration;
 use shepherd::curator::life_cycle::Bypass;
 use shepherd::curator::node::State as Life;
 use shepherd::curator::node_id::NodeId;
-use shepherd::curator::role::{DeclaredRole, Role};
 use shepherd::curator::roles::Order;
 use shepherd::curator::service::failure::Failure;
 use shepherd::curator::tickets::Secret;
+use shepherd::model::role::{DeclaredRole, Role};
 use tonic::Code;
 
 use super::invariants;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use shepherd::curator::etcd::members::MemberId;
 use shepherd::curator::node::{ConsensusMember, Node};
-use shepherd::curator::role::Role;
+use shepherd::model::role::Role;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::nodes_client::NodesClient;

@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::curator::declaration::{Run, Sha256};
+use crate::model::declaration::{Run, Sha256};
 use crate::roleserver::cluster::services::fetch::fetch;
 use crate::roleserver::cluster::services::wanted::{Id, Wanted};
 use crate::roleserver::running::program_digest;

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use crate::curator::declaration::Declaration;
-use crate::curator::role::DeclaredRole;
+use crate::model::declaration::Declaration;
+use crate::model::role::DeclaredRole;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::declarations_client::DeclarationsClient;
 use crate::roleserver::cluster::facts::Facts;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::curator::declaration::Run;
+use crate::model::declaration::Run;
 use crate::roleserver::child::keep::{KeepError, Places, end_within, find, find_or_start};
 use crate::roleserver::child::launch::{LaunchError, Order, Record, launch};
 use crate::roleserver::child::log;

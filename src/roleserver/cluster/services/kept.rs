@@ -19,7 +19,7 @@ use prost::Message as _;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-use crate::curator::declaration::Declaration;
+use crate::model::declaration::Declaration;
 use crate::proto::curator::v1 as wire;
 use crate::roleserver::cluster::files::{Files, FilesError};
 use crate::roleserver::cluster::services::wanted::{About, Declared, Known};

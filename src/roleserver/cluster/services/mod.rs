@@ -1,6 +1,6 @@
 //! Services of the roles that operators declare.
 //!
-//! A role is a declaration that the curator keeps ([`crate::curator::declaration`]); a node that has the role runs its
+//! A role is a declaration that the curator keeps ([`crate::model::declaration`]); a node that has the role runs its
 //! services. What is to run, and how everything is, are two tables; what to do follows from both by a pure function that
 //! is asked anew after everything that happens. So the first start, a restart of the role server, a reboot and a changed
 //! declaration go through the same code.

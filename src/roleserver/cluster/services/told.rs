@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::curator::declaration::Sha256;
+use crate::model::declaration::Sha256;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::service_status::Kind;
 use crate::roleserver::cluster::services::plan::{Circumstances, Waits, stays, waits};
@@ -176,13 +176,13 @@ mod tests {
     use std::collections::BTreeSet;
     use std::time::Duration;
 
-    use crate::curator::declaration::Restart;
+    use crate::model::declaration::Restart;
     use crate::roleserver::child::spec::Limits;
     use crate::roleserver::cluster::services::state::{How, Note};
     use crate::roleserver::cluster::services::wanted::tests::id;
 
     fn wanted(name: &str, rendered: &str, depends_on: &[&str]) -> Wanted {
-        use crate::curator::declaration::Run;
+        use crate::model::declaration::Run;
         use crate::roleserver::cluster::services::wanted::Rendered;
         let made = Rendered {
             run: Run::Path("/bin/x".to_owned()),

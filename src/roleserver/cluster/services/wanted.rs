@@ -16,10 +16,10 @@ use std::time::Duration;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-use crate::curator::declaration::{self, Declaration, Restart, Run, Service, Sha256};
-use crate::curator::role::DeclaredRole;
-use crate::curator::template::{self, Fact, Template};
+use crate::model::declaration::{self, Declaration, Restart, Run, Service, Sha256};
 use crate::model::label::Labels;
+use crate::model::role::DeclaredRole;
+use crate::model::template::{self, Fact, Template};
 use crate::roleserver::child::spec::Limits;
 use crate::roleserver::cluster::services::placing::Placed;
 

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::curator::declaration::Sha256;
+use crate::model::declaration::Sha256;
 use crate::roleserver::cluster::services::state::{Doing, How, Moment, Present};
 use crate::roleserver::cluster::services::wanted::{Id, Wanted};
 use crate::supervisor::backoff::Backoff;

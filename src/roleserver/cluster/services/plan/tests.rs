@@ -2,7 +2,7 @@
 
 use super::*;
 
-use crate::curator::declaration::{Restart, Run};
+use crate::model::declaration::{Restart, Run};
 use crate::roleserver::child::spec::Limits;
 use crate::roleserver::cluster::services::state::{Health, Note};
 use crate::roleserver::cluster::services::wanted::tests::id;

@@ -47,7 +47,8 @@ const BUILT_IN: [(&str, Role); 3] = [
 ];
 
 /// Whether this can name a role or a service.
-pub(super) fn is_name(text: &str) -> bool {
+#[must_use]
+pub fn is_name(text: &str) -> bool {
     (1..=LONGEST).contains(&text.len())
         && text.starts_with(|c: char| c.is_ascii_lowercase())
         && !text.ends_with('-')
@@ -97,7 +98,7 @@ impl FromStr for DeclaredRole {
 }
 
 /// Names as people read them: `consensus-member, web`.
-pub(super) fn told<T: fmt::Display>(names: impl IntoIterator<Item = T>) -> String {
+pub fn told<T: fmt::Display>(names: impl IntoIterator<Item = T>) -> String {
     names.into_iter().map(|name| name.to_string()).collect::<Vec<_>>().join(", ")
 }
 
