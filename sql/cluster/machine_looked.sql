@@ -5,7 +5,8 @@ UPDATE machine_cluster c SET waits = n.waits,
     roles = CASE WHEN $2 THEN n.roles ELSE c.roles END,
     health = CASE WHEN $2 THEN n.health ELSE c.health END,
     voter = CASE WHEN $2 THEN n.voter ELSE c.voter END,
+    services = CASE WHEN $2 THEN n.services ELSE c.services END,
     seen_at = CASE WHEN $2 THEN clock_timestamp() ELSE c.seen_at END
-FROM unnest($3::UUID[], $4::TEXT[], $5::TEXT[], $6::TEXT[], $7::JSONB[], $8::TEXT[], $9::BOOL[])
-    AS n (machine_id, waits, node_id, node_state, roles, health, voter)
+FROM unnest($3::UUID[], $4::TEXT[], $5::TEXT[], $6::TEXT[], $7::JSONB[], $8::TEXT[], $9::BOOL[], $10::JSONB[])
+    AS n (machine_id, waits, node_id, node_state, roles, health, voter, services)
 WHERE c.machine_id = n.machine_id AND c.cluster_id = $1

@@ -11,9 +11,11 @@ use uuid::Uuid;
 
 use crate::bmdb::action::Done;
 use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
+use crate::bmdb::cluster_declaration::declarations;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
+use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::cluster::spec::{Part, Spec};
 use crate::model::cluster::state::{Asked, Founded, Member, Report, Wanted};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView, PartOfCluster, stage};
@@ -70,6 +72,8 @@ pub struct MachineLine {
     pub node: Option<NodeLine>,
     /// When its curator last answered.
     pub seen_at: Option<Timestamp>,
+    /// What its node runs of operators' roles, as it said last.
+    pub services: Vec<ServiceView>,
 }
 
 /// A node as it was last seen.
@@ -92,6 +96,8 @@ pub struct ClusterAndMachines {
     pub cluster: ClusterLine,
     /// Its machines, in the order in which they were chosen.
     pub machines: Vec<MachineLine>,
+    /// Roles that were declared to it, in order of their names.
+    pub declarations: Vec<DeclarationView>,
 }
 
 /// A change of what a cluster is to be; what is absent stays.
@@ -222,6 +228,8 @@ pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Machin
                 waits: row.waits,
                 node,
                 seen_at: row.seen_at,
+                // What another release wrote is shown again with the next look.
+                services: row.services.and_then(|said| serde_json::from_value(said).ok()).unwrap_or_default(),
             })
         })
         .collect()
@@ -245,7 +253,7 @@ pub(crate) async fn part_of(
 /// A cluster as people see it.
 #[must_use]
 pub fn view(found: &ClusterAndMachines) -> ClusterView {
-    let ClusterAndMachines { cluster, machines } = found;
+    let ClusterAndMachines { cluster, machines, declarations } = found;
     let (deleting, founded) = (cluster.deleting.is_some(), cluster.founded.is_some());
     let stage = stage(deleting, founded, machines.len(), cluster.settled);
     let count = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);
@@ -267,6 +275,7 @@ pub fn view(found: &ClusterAndMachines) -> ClusterView {
         voters_reached: cluster.voters.map(|(_, reached)| count(reached)),
         waits: cluster.waits.clone(),
         machines: machines.iter().map(machine_view).collect(),
+        declarations: declarations.clone(),
     }
 }
 
@@ -284,6 +293,7 @@ fn machine_view(line: &MachineLine) -> ClusterMachineView {
         roles: node.map(|node| node.roles.clone()).unwrap_or_default(),
         leaving: member.leaving.clone(),
         waits: line.waits.clone(),
+        services: line.services.clone(),
     }
 }
 
@@ -294,10 +304,19 @@ pub async fn with_machines(
 ) -> Result<(Vec<ClusterAndMachines>, Timestamp), BmdbError> {
     let mut found = Vec::new();
     for cluster in clusters(tx, name).await? {
-        let machines = machines(tx, cluster.id).await?;
-        found.push(ClusterAndMachines { cluster, machines });
+        found.push(with_all(tx, cluster).await?);
     }
     Ok((found, inspect::now(tx).await?))
+}
+
+/// A cluster with its machines and what was declared to it.
+pub(crate) async fn with_all(
+    tx: &mut PgConnection,
+    cluster: ClusterLine,
+) -> Result<ClusterAndMachines, BmdbError> {
+    let machines = machines(tx, cluster.id).await?;
+    let declarations = declarations(tx, cluster.id).await?;
+    Ok(ClusterAndMachines { cluster, machines, declarations })
 }
 
 impl Bmdb {
@@ -516,7 +535,8 @@ fn no_such(name: &str) -> BmdbError {
     BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said }
 }
 
-async fn locked(tx: &mut PgConnection, name: &str) -> Result<(Uuid, Spec), BmdbError> {
+/// The cluster of that name, locked for whoever changes what it is to be; one that is ending cannot be changed.
+pub(crate) async fn locked(tx: &mut PgConnection, name: &str) -> Result<(Uuid, Spec), BmdbError> {
     let found = sqlx::query_file!("sql/cluster/lock.sql", name).fetch_optional(tx).await.doing(WHAT)?;
     let found = found.ok_or_else(|| no_such(name))?;
     if let Some(by) = found.deleting_by {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::cluster::{ClusterAndMachines, clusters, machines};
+use crate::bmdb::cluster::{ClusterAndMachines, clusters, with_all};
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
@@ -16,6 +16,7 @@ use crate::bmdb::inspect;
 use crate::bmdb::lease::{NamedLease, lock_lease};
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::{lock, tell};
+use crate::model::cluster::declared::ServiceView;
 use crate::model::cluster::selector::{Selector, Traits};
 use crate::model::cluster::spec::Part;
 use crate::model::cluster::state::{Candidate, Wanted};
@@ -37,6 +38,8 @@ pub struct MachineLook {
     pub node: Option<(String, &'static str, Vec<String>, &'static str)>,
     /// Whether its node is a member of etcd that votes.
     pub voter: bool,
+    /// What its node runs of operators' roles.
+    pub services: Vec<ServiceView>,
 }
 
 /// What a pass found, as it is shown.
@@ -72,8 +75,7 @@ impl Bmdb {
             let name = name.clone();
             Box::pin(async move {
                 let Some(cluster) = clusters(tx, Some(&name)).await?.pop() else { return Ok(None) };
-                let machines = machines(tx, cluster.id).await?;
-                Ok(Some((ClusterAndMachines { cluster, machines }, inspect::now(tx).await?)))
+                Ok(Some((with_all(tx, cluster).await?, inspect::now(tx).await?)))
             })
         })
         .await
@@ -280,6 +282,10 @@ impl Bmdb {
             let (lease, secrets) = (lease.clone(), secrets.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
+                sqlx::query_file!("sql/cluster/remove_declarations.sql", cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
                 sqlx::query_file!("sql/cluster/remove.sql", cluster)
                     .fetch_optional(&mut *tx)
                     .await
@@ -392,6 +398,7 @@ async fn looked_at_machines(tx: &mut PgConnection, cluster: Uuid, look: &Look) -
     let roles: Vec<Option<Value>> =
         look.machines.iter().map(|(_, machine)| machine.node.as_ref().map(|node| json!(node.2))).collect();
     let voters: Vec<bool> = look.machines.iter().map(|(_, machine)| machine.voter).collect();
+    let services: Vec<Value> = look.machines.iter().map(|(_, machine)| json!(machine.services)).collect();
     sqlx::query_file!(
         "sql/cluster/machine_looked.sql",
         cluster,
@@ -402,7 +409,8 @@ async fn looked_at_machines(tx: &mut PgConnection, cluster: Uuid, look: &Look) -
         &states as &[Option<String>],
         &roles as &[Option<Value>],
         &health as &[Option<String>],
-        &voters
+        &voters,
+        &services
     )
     .execute(tx)
     .await

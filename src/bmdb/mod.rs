@@ -17,7 +17,7 @@
 //! * An **order** of an operator ([`action`], [`audit`]) is carried out once and written down in the same
 //!   transaction; whose it is, a [`credential`] says.
 //! * A **cluster** of machines is asked for and read in [`cluster`]; what becomes of it is written under its lease
-//!   (`cluster_work`).
+//!   (`cluster_work`). Roles that are declared to it are in [`cluster_declaration`].
 //! * What is counted stands in one book ([`metric_book`], [`metrics`]); the fleet is counted once a minute
 //!   ([`sample`]).
 //! * What is old is deleted by [`retention`], which lists every table with its bound; [`storage`] looks at
@@ -41,6 +41,7 @@ pub mod budget;
 pub mod change;
 pub mod claim;
 pub mod cluster;
+pub mod cluster_declaration;
 #[cfg(feature = "shepherd")]
 pub mod cluster_work;
 pub mod connection;

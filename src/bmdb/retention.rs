@@ -9,6 +9,7 @@
 //! | `work_backoff`, `work_postponed` | one per machine and process |
 //! | `work` | one per worker |
 //! | `cluster` | one per cluster that there is |
+//! | `cluster_declaration` | one per role that is declared to a cluster, 64 at most |
 //! | `cluster_order` | one per machine that was ever asked about a cluster |
 //! | `named_lease` | one per provider ever configured, per cluster that there is, and per kind of disturbance |
 //! | `provider_state` | one per provider ever configured |
@@ -58,13 +59,14 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 41] = [
+pub const TABLES: [&str; 42] = [
     "access_credential",
     "approval",
     "audit",
     "bmdb_identity",
     "brake",
     "cluster",
+    "cluster_declaration",
     "cluster_order",
     "fleet_listening",
     "fleet_sample",

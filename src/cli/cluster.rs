@@ -1,6 +1,7 @@
-//! `cluster create|get|describe|scale|roles|approve|delete`: clusters of machines.
+//! `cluster create|get|describe|scale|declare|undeclare|roles|approve|delete`: clusters of machines.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
@@ -18,6 +19,7 @@ use crate::cli::output::{Format, table, width};
 use crate::cli::remote::refused;
 use crate::cli::remote_read::{at, moment};
 use crate::cli::source::Source;
+use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::cluster::spec::{Approval, Spec};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView};
 use crate::model::telling::{absolute, rough};
@@ -40,6 +42,12 @@ pub enum ClusterCommand {
     /// Change how many machines a cluster is to have
     #[command(after_help = examples::CLUSTER_SCALE)]
     Scale(ScaleCluster),
+    /// Declare a role to a cluster, as a file says: services that every node with the role runs
+    #[command(after_help = examples::CLUSTER_DECLARE)]
+    Declare(DeclareInCluster),
+    /// Withdraw a role that was declared to a cluster
+    #[command(after_help = examples::CLUSTER_UNDECLARE)]
+    Undeclare(UndeclareInCluster),
     /// Change what the workers of a cluster do
     #[command(after_help = examples::CLUSTER_ROLES)]
     Roles(RolesOfCluster),
@@ -107,6 +115,34 @@ pub struct ScaleCluster {
     /// How many more machines it is to have
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A role to declare.
+#[derive(Debug, Args)]
+pub struct DeclareInCluster {
+    /// The cluster
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The file that says what the role is, TOML
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A role to withdraw.
+#[derive(Debug, Args)]
+pub struct UndeclareInCluster {
+    /// The cluster
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The role
+    #[arg(value_name = "ROLE")]
+    pub role: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -194,7 +230,30 @@ fn cluster(said: v1::Cluster) -> Result<ClusterView, CliError> {
         voters_reached: said.voters_reached,
         waits: said.waits,
         machines: said.machines.into_iter().map(machine).collect(),
+        declarations: said.declarations.into_iter().map(declaration).collect::<Result<_, _>>()?,
     })
+}
+
+fn declaration(said: v1::ClusterDeclaration) -> Result<DeclarationView, CliError> {
+    Ok(DeclarationView {
+        role: said.role,
+        services: said.services,
+        digest: said.digest,
+        declared_at: at(said.declared_at, "when a role was declared")?,
+        declared_by: said.declared_by,
+        withdrawn: said.withdrawn,
+    })
+}
+
+fn service(said: v1::ClusterService) -> ServiceView {
+    ServiceView {
+        role: said.role,
+        service: said.service,
+        state: said.state,
+        since: said.since.and_then(moment),
+        restarts: said.restarts,
+        message: said.message,
+    }
 }
 
 fn machine(said: v1::ClusterMachine) -> ClusterMachineView {
@@ -210,6 +269,7 @@ fn machine(said: v1::ClusterMachine) -> ClusterMachineView {
         roles: said.roles,
         leaving: said.leaving,
         waits: said.waits,
+        services: said.services.into_iter().map(service).collect(),
     }
 }
 
@@ -228,6 +288,8 @@ pub async fn cluster_command(
                 Change { control_plane: asked.control_plane, workers: asked.workers, ..Change::default() };
             alter(source, &asked.name, change, &asked.reason, format).await
         }
+        ClusterCommand::Declare(asked) => declare(source, asked, format).await,
+        ClusterCommand::Undeclare(asked) => undeclare(source, asked, format).await,
         ClusterCommand::Roles(asked) => {
             let change = Change {
                 give: asked.give.iter().cloned().collect(),
@@ -312,6 +374,17 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
     if let Some(seen) = cluster.seen_at {
         line("last answer", &format!("{} ago; {} votes reached", rough(between(seen, now)), votes(cluster)));
     }
+    for declared in &cluster.declarations {
+        let withdrawn = if declared.withdrawn { ", withdrawn" } else { "" };
+        let said = format!(
+            "{} runs {}; by {}, {} ago{withdrawn}",
+            declared.role,
+            declared.services.join(", "),
+            declared.declared_by,
+            rough(between(declared.declared_at, now))
+        );
+        line("declared", &said);
+    }
     for wait in &cluster.waits {
         line("waits", wait);
     }
@@ -335,6 +408,7 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
         .collect();
     text.push('\n');
     text.push_str(&table(&["MACHINE", "PART", "LOCATION", "PHASE", "HEALTH", "ROLES"], &rows, width()));
+    text.push_str(&services(cluster, now));
     let mut waits = String::new();
     for machine in &cluster.machines {
         if let Some(why) = &machine.leaving {
@@ -349,6 +423,34 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
         text.push_str(&waits);
     }
     text
+}
+
+/// What the machines run of operators' roles; nothing when they run nothing.
+fn services(cluster: &ClusterView, now: Timestamp) -> String {
+    let of = |machine: &ClusterMachineView| {
+        let name = machine.name.clone();
+        let services = machine.services.clone().into_iter();
+        services.map(move |service| (name.clone(), service))
+    };
+    let rows: Vec<Vec<String>> = cluster
+        .machines
+        .iter()
+        .flat_map(of)
+        .map(|(machine, service)| {
+            vec![
+                machine,
+                format!("{}/{}", service.role, service.service),
+                service.state,
+                service.since.map_or_else(|| "-".to_owned(), |since| rough(between(since, now))),
+                service.restarts.to_string(),
+                service.message,
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    format!("\n{}", table(&["MACHINE", "SERVICE", "STATE", "FOR", "RESTARTS", "BECAUSE"], &rows, width()))
 }
 
 fn given(reason: &str) -> Result<(), CliError> {
@@ -435,6 +537,55 @@ async fn alter(
         }
     };
     told(name, &done, format)
+}
+
+async fn declare(source: &Source, asked: &DeclareInCluster, format: Format) -> Result<String, CliError> {
+    given(&asked.reason)?;
+    let declaration = crate::cli::declaration::read(&asked.file)?;
+    let done = match source {
+        Source::Direct(bmdb) => {
+            let order =
+                direct("shepherd.fleet.v1.Clusters/Declare", target(&asked.name), Some(&asked.reason));
+            bmdb.declare_in_cluster(order, asked.name.clone(), declaration).await?.done
+        }
+        Source::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::DeclareInClusterRequest {
+                    name: asked.name.clone(),
+                    order: Some(order),
+                    declaration: Some(declaration.to_wire().clone()),
+                };
+                ClustersClient::new(service).declare(request).await
+            };
+            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            Done { changed: done.changed, said: done.said }
+        }
+    };
+    told(&asked.name, &done, format)
+}
+
+async fn undeclare(source: &Source, asked: &UndeclareInCluster, format: Format) -> Result<String, CliError> {
+    given(&asked.reason)?;
+    let done = match source {
+        Source::Direct(bmdb) => {
+            let order =
+                direct("shepherd.fleet.v1.Clusters/Undeclare", target(&asked.name), Some(&asked.reason));
+            bmdb.undeclare_in_cluster(order, asked.name.clone(), asked.role.clone()).await?.done
+        }
+        Source::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::UndeclareInClusterRequest {
+                    name: asked.name.clone(),
+                    order: Some(order),
+                    role: asked.role.clone(),
+                };
+                ClustersClient::new(service).undeclare(request).await
+            };
+            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            Done { changed: done.changed, said: done.said }
+        }
+    };
+    told(&asked.name, &done, format)
 }
 
 async fn approve(source: &Source, asked: &ApproveInCluster, format: Format) -> Result<String, CliError> {

@@ -96,7 +96,40 @@ pub const CLUSTER_ROLES: &str = "\
 Example:
   shepherdctl cluster roles ams --give web --take old-web --reason 'the new front'
 
-A role has to be declared to the cluster before nodes can have it.";
+A role has to be declared to the cluster before nodes can have it: shepherdctl cluster declare.";
+
+/// `cluster declare`.
+pub const CLUSTER_DECLARE: &str = "\
+Example:
+  shepherdctl cluster declare ams web.toml --reason 'the new front'
+
+Nodes that have the role run it: shepherdctl cluster roles ams --give web.
+
+web.toml:
+  role = \"web\"
+
+  [[service]]
+  name = \"server\"
+  program = \"/usr/bin/perl\"           # or artefact = SHA-256 and url = \"http://HOST/PATH\"
+  arguments = [\"server.pl\", \"{{node.address}}\"]
+  user = \"nobody\"
+  limits = { memory = \"64MiB\", processors = 0.5, tasks = 20 }
+  health = { http = { port = 8080, path = \"/\" }, interval = \"5s\" }
+
+  [[service.file]]
+  path = \"server.pl\"
+  from = \"server.pl\"                  # a file beside this one, or contents = \"…\"
+
+A service may also have environment, depends_on, restart (always, on-failure or never) and stop_time;
+health may be tcp = PORT or exec = [PROGRAM, …]. Declared again, a role is replaced: services that are
+not the same any more are started anew on each node that has it. It is no place for secrets.";
+
+/// `cluster undeclare`.
+pub const CLUSTER_UNDECLARE: &str = "\
+Example:
+  shepherdctl cluster undeclare ams web --reason 'the front moved'
+
+A role that workers are to have is not withdrawn; shepherdctl cluster roles ams --take web comes first.";
 
 /// `cluster approve`.
 pub const CLUSTER_APPROVE: &str = "\

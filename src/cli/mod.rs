@@ -15,6 +15,7 @@ pub mod bundle;
 pub mod cluster;
 pub mod command;
 pub mod contexts;
+pub mod declaration;
 pub mod describe;
 pub mod dry_run;
 pub mod error;

@@ -52,7 +52,8 @@ fn with_the_flag(command: Command, flag: &Arg, without: &[&str]) -> Command {
     let command = if orders { command.arg(flag.clone()) } else { command };
     let below: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
     below.into_iter().filter(|name| !without.contains(&name.as_str())).fold(command, |command, name| {
-        command.mut_subcommand(name, |below| with_the_flag(below, flag, without))
+        // What is left out is named by its first word alone.
+        command.mut_subcommand(name, |below| with_the_flag(below, flag, &[]))
     })
 }
 

@@ -153,6 +153,8 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     let why = field.why(workers[0]["name"].as_str().context("a name")?)?;
     assert!(why.contains("it is a worker of cluster ams; its node is healthy to its curator"), "{why}");
 
+    declared_role_runs_and_is_withdrawn(&field).await?;
+
     // A member is retired: another machine takes its place first, and then it is given back.
     let leaves = members[0]["name"].as_str().context("a name")?.to_owned();
     field.ctl(&["retire", &leaves, "--reason", "it is old"])?;
@@ -211,6 +213,86 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     Ok(())
 }
 
+/// What an operator declares runs on the workers, is replaced there, and is gone when it was taken and withdrawn.
+async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
+    let file = field.fleet.directory().join("web.toml");
+    let path = file.to_str().context("a path")?;
+    let write = |seconds: u32| {
+        let text = format!(
+            "role = \"web\"\n[[service]]\nname = \"server\"\nprogram = \"/bin/sleep\"\nuser = \"root\"\n\
+             arguments = [\"{seconds}\"]\nhealth = {{ exec = [\"/bin/true\"], interval = \"1s\" }}\n"
+        );
+        std::fs::write(&file, text)
+    };
+    let runs = |cluster: &Value| {
+        let workers = machines(cluster, "worker");
+        let well = |worker: &&Value| {
+            worker["services"] == Value::Array(Vec::new())
+                || worker["services"][0]["state"] != "healthy"
+                || worker["services"][0]["service"] != "server"
+        };
+        settled(cluster) && !workers.is_empty() && !workers.iter().any(well)
+    };
+    // As long as nothing else on this host sleeps, another run of these tests included.
+    let (first, second) = (10_000_000 + 2 * std::process::id(), 10_000_001 + 2 * std::process::id());
+    write(first)?;
+    // A role that is not declared cannot be given, and the cluster says so until it is.
+    field.ctl(&["cluster", "roles", "ams", "--give", "web", "--reason", "the front"])?;
+    let waits = |cluster: &Value| cluster["waits"].to_string().contains("web");
+    field.until("it says what it waits for", "ams", waits).await?;
+    let said = field.ctl(&["cluster", "declare", "ams", path, "--reason", "the front"])?;
+    assert!(
+        said.starts_with("the cluster ams declares web, which runs server; its workers act on it"),
+        "{said}"
+    );
+    let cluster = field.until("the service runs", "ams", runs).await?;
+    let digest = cluster["declarations"][0]["digest"].clone();
+    assert!(asleep(first)? >= 1, "the node says that it runs what nobody runs");
+    let said = field.ctl(&["cluster", "describe", "ams"])?;
+    assert!(said.contains("web runs server; by ") && said.contains("web/server  healthy"), "{said}");
+
+    write(second)?;
+    field.ctl(&["cluster", "declare", "ams", path, "--reason", "the new front"])?;
+    let replaced = |cluster: &Value| cluster["declarations"][0]["digest"] != digest && runs(cluster);
+    field.until("the new one is declared", "ams", replaced).await?;
+    wait_for("the new one runs alone", || Ok(asleep(second)? >= 1 && asleep(first)? == 0)).await?;
+    let again = field.ctl(&["cluster", "declare", "ams", path, "--reason", "again"])?;
+    assert!(again.contains("declares web so already; nothing was changed"), "{again}");
+
+    let refused = field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "too early"]);
+    let refused = refused.err().context("a role was withdrawn that workers are to have")?.to_string();
+    assert!(refused.contains("shepherdctl cluster roles ams --take web"), "{refused}");
+    field.ctl(&["cluster", "roles", "ams", "--take", "web", "--reason", "the front moved"])?;
+    field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "the front moved"])?;
+    let gone = |cluster: &Value| {
+        let workers = machines(cluster, "worker");
+        let nothing = |value: &Value| value.as_array().is_none_or(Vec::is_empty);
+        settled(cluster)
+            && nothing(&cluster["declarations"])
+            && workers.iter().all(|worker| nothing(&worker["services"]) && nothing(&worker["roles"]))
+    };
+    field.until("nothing is left of it", "ams", gone).await?;
+    wait_for("nothing of it runs", || Ok(asleep(second)? == 0)).await
+}
+
+/// How many processes sleep for this long.
+fn asleep(seconds: u32) -> Result<usize> {
+    let sleeps = |process: &std::fs::DirEntry| {
+        std::fs::read(process.path().join("cmdline"))
+            .is_ok_and(|line| line == format!("/bin/sleep\0{seconds}\0").into_bytes())
+    };
+    Ok(std::fs::read_dir("/proc")?.flatten().filter(sleeps).count())
+}
+
+async fn wait_for(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !holds()? {
+        ensure!(Instant::now() < end, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
     let field = Field::start("clusters_recovery", 3).await?;
@@ -259,7 +341,17 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     let field = Field::start("clusters_rack", 6).await?;
-    field.ctl(&["cluster", "create", "ams", "--control_plane", "3", "--workers", "3", "--reason", "the hall"])?;
+    field.ctl(&[
+        "cluster",
+        "create",
+        "ams",
+        "--control_plane",
+        "3",
+        "--workers",
+        "3",
+        "--reason",
+        "the hall",
+    ])?;
     let cluster = field.until("it is settled", "ams", settled).await?;
     let location = |machine: &Value| machine["location"].as_str().unwrap_or_default().to_owned();
     let everybody = cluster["machines"].as_array().context("machines")?;
@@ -267,7 +359,9 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     let rack = machines(&cluster, "control-plane")
         .into_iter()
         .map(location)
-        .max_by_key(|rack| machines(&cluster, "control-plane").iter().filter(|m| location(m) == *rack).count())
+        .max_by_key(|rack| {
+            machines(&cluster, "control-plane").iter().filter(|m| location(m) == *rack).count()
+        })
         .context("a rack")?;
     let cut_off: Vec<String> = everybody
         .iter()
@@ -282,7 +376,10 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     for machine in &cut_off {
         loop {
             let said = field.why(machine)?;
-            assert!(field.fleet.holds(UNDISTURBED).await?, "a machine was disturbed that its curator hears: {said}");
+            assert!(
+                field.fleet.holds(UNDISTURBED).await?,
+                "a machine was disturbed that its curator hears: {said}"
+            );
             if said.contains("unreachable by us, healthy to its curator (cluster ams)") {
                 break;
             }
@@ -305,7 +402,10 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
         names
     };
     assert_eq!(names(&after), names(&cluster), "somebody was replaced");
-    assert!(field.fleet.holds(UNDISTURBED).await?, "a machine was disturbed that its curator heard all the time");
+    assert!(
+        field.fleet.holds(UNDISTURBED).await?,
+        "a machine was disturbed that its curator heard all the time"
+    );
     Ok(())
 }
 

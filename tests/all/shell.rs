@@ -89,6 +89,8 @@ const THROUGH_THE_API: &[&str] = &[
     "cluster get",
     "cluster describe",
     "cluster scale",
+    "cluster declare",
+    "cluster undeclare",
     "cluster roles",
     "cluster approve",
     "cluster delete",

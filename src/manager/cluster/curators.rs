@@ -5,11 +5,14 @@
 //! memory. Whoever holds the cluster's lease next claims another one. Nothing here is more than the curators' contract
 //! allows any owner.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::DateTime;
+use prost::Message as _;
 use secrecy::{ExposeSecret as _, SecretSlice};
-use tonic::Status;
+use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
@@ -19,11 +22,14 @@ use crate::curator::identity::{Identity, IdentityError};
 use crate::curator::leader_channel::{Curators, LeaderChannel};
 use crate::curator::pki::{Anchor, PkiError, Renewal, Validity, renewal};
 use crate::curator::tls::{certified, client_config};
+use crate::model::cluster::declared::{ServiceView, known};
 use crate::model::cluster::state::{EtcdMember, Founded, Health, Node, NodeState, Seen};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::credentials_client::CredentialsClient;
+use crate::proto::curator::v1::declarations_client::DeclarationsClient;
 use crate::proto::curator::v1::management_client::ManagementClient;
 use crate::proto::curator::v1::node_health::Kind;
+use crate::proto::curator::v1::service_status::Kind as Doing;
 use crate::proto::curator::v1::tickets_client::TicketsClient;
 
 /// How long a certificate that was claimed is good.
@@ -133,7 +139,9 @@ impl Way {
     }
 
     /// What the leader says of its nodes, and where curators are.
-    pub async fn see(&self) -> Result<(Seen, Vec<String>), CuratorError> {
+    ///
+    /// Declared roles are asked for where somebody here declared one: they can be long.
+    pub async fn see(&self, declared: bool) -> Result<(Seen, Vec<String>), CuratorError> {
         let mut management = self.management();
         let listed =
             answered("listing nodes", management.list_nodes(wire::ListNodesRequest::default())).await?;
@@ -141,6 +149,13 @@ impl Way {
             answered("listing members", management.get_consensus(wire::GetConsensusRequest {})).await?;
         let cluster =
             answered("asking for the directory", management.get_cluster(wire::GetClusterRequest {})).await?;
+        let declared = if declared {
+            let mut declarations = DeclarationsClient::new(self.channel());
+            let list = declarations.list(wire::ListDeclarationsRequest {});
+            known(&answered("listing declared roles", list).await?.declarations)
+        } else {
+            BTreeMap::new()
+        };
         let nodes = listed.nodes.into_iter().map(node).collect::<Result<_, _>>()?;
         let etcd = etcd.members.into_iter().map(|member| EtcdMember {
             node: Some(member.node_id).filter(|id| !id.is_empty() && member.started),
@@ -149,7 +164,7 @@ impl Way {
         });
         let curators = cluster.directory.unwrap_or_default().curators;
         self.curators.learn(curators.iter().cloned());
-        Ok((Seen { nodes, etcd: etcd.collect() }, curators))
+        Ok((Seen { nodes, etcd: etcd.collect(), declared }, curators))
     }
 
     /// Makes a ticket for one node.
@@ -174,6 +189,25 @@ impl Way {
         let request =
             wire::UpdateRolesRequest { node_id: node.to_owned(), give: give.to_vec(), take: take.to_vec() };
         answered("changing roles", self.management().update_roles(request)).await.map(drop)
+    }
+
+    /// Declares a role as it is kept, or replaces its declaration.
+    pub async fn declare(&self, kept: &[u8]) -> Result<(), CuratorError> {
+        let declaration = wire::Declaration::decode(kept)
+            .map_err(|error| CuratorError::Odd(format!("a declaration that cannot be read: {error}")))?;
+        let request = wire::PutDeclarationRequest { declaration: Some(declaration), expected_revision: None };
+        let mut declarations = DeclarationsClient::new(self.channel());
+        answered("declaring a role", declarations.put(request)).await.map(drop)
+    }
+
+    /// Has a role forgotten that no node has.
+    pub async fn undeclare(&self, role: &str) -> Result<(), CuratorError> {
+        let request = wire::DeleteDeclarationRequest { role: role.to_owned() };
+        let mut declarations = DeclarationsClient::new(self.channel());
+        match answered("withdrawing a role", declarations.delete(request)).await {
+            Err(CuratorError::Said { status, .. }) if status.code() == Code::NotFound => Ok(()),
+            other => other.map(drop),
+        }
     }
 
     /// Takes a node out for ever.
@@ -241,6 +275,29 @@ fn node(listed: wire::ListedNode) -> Result<Node, CuratorError> {
             Kind::HeartbeatTimeout => Health::Silent(silence),
             Kind::Unknown | Kind::Unspecified => Health::Unknown,
         },
+        services: node.status.unwrap_or_default().services.into_iter().map(service).collect(),
         id: node.node_id,
     })
+}
+
+fn service(said: wire::ServiceStatus) -> ServiceView {
+    let state = match said.kind() {
+        // Of a newer node, perhaps.
+        Doing::Unspecified => "unknown",
+        Doing::Waiting => "waiting",
+        Doing::Starting => "starting",
+        Doing::Healthy => "healthy",
+        Doing::Unhealthy => "unhealthy",
+        Doing::BackingOff => "backing off",
+        Doing::Ended => "ended",
+        Doing::Stopping => "stopping",
+    };
+    ServiceView {
+        state: state.to_owned(),
+        since: DateTime::from_timestamp_millis(said.since_ms),
+        role: said.role,
+        service: said.service,
+        restarts: said.restarts,
+        message: said.message,
+    }
 }

@@ -40,6 +40,7 @@ use crate::manager::cluster::curators::{ANSWER, CuratorError, Way, owner_key};
 use crate::manager::control_loop::panic_text;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
+use crate::model::cluster::declared::{DeclarationView, Declared};
 use crate::model::cluster::plan::{Places, Plan, plan};
 use crate::model::cluster::spec::Part;
 use crate::model::cluster::state::{Cluster, Health, NodeState, Seen, View};
@@ -254,7 +255,7 @@ impl Tending<'_> {
                 self.way = Some(Way::claim(founded, &key).await?);
             }
             match &self.way {
-                Some(way) => way.see().await,
+                Some(way) => way.see(!found.declarations.is_empty()).await,
                 None => Err(CuratorError::Odd("no way to it".to_owned())),
             }
         };
@@ -281,9 +282,17 @@ fn cluster_of(found: &ClusterAndMachines, view: View) -> Cluster {
         spec: cluster.spec.clone(),
         deleting: cluster.deleting.is_some(),
         founded: cluster.founded.clone(),
+        declared: found.declarations.iter().filter_map(declared).collect(),
         members: found.machines.iter().map(|line| line.member.clone()).collect(),
         view,
     }
+}
+
+/// A role as it is to be declared.
+fn declared(kept: &DeclarationView) -> Option<Declared> {
+    // The database holds 32 bytes.
+    let digest = hex::decode(&kept.digest).ok()?.try_into().ok()?;
+    Some(Declared { role: kept.role.clone(), digest, withdrawn: kept.withdrawn })
 }
 
 /// What is written down of a pass.
@@ -313,6 +322,7 @@ fn look_of(cluster: &Cluster, planned: &Plan, settled: bool) -> Look {
                 };
                 (node.id.clone(), state, node.roles.iter().cloned().collect(), health)
             }),
+            services: node.map(|node| node.services.clone()).unwrap_or_default(),
             voter: node.is_some_and(|node| etcd.get(node.id.as_str()).copied().unwrap_or(false)),
         };
         (member.machine, look)

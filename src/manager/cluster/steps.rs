@@ -91,6 +91,21 @@ impl Tending<'_> {
                     note(planned, way.delete(node).await.err());
                 }
             }
+            Step::Declare { role } => {
+                if let Some(way) = &self.way
+                    && let Some(kept) = self.bmdb.declaration_for_curators(self.cluster, role).await?
+                {
+                    note(planned, way.declare(&kept).await.err());
+                }
+            }
+            Step::Undeclare { role } => {
+                if let Some(way) = &self.way {
+                    note(planned, way.undeclare(role).await.err());
+                }
+            }
+            Step::ForgetDeclaration { role } => {
+                self.bmdb.forget_declaration(&self.lease, self.cluster, role).await?;
+            }
             Step::Leaving { machine, why } => {
                 self.bmdb.leave_cluster(&self.lease, about, *machine, why).await?;
             }

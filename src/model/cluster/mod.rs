@@ -4,11 +4,13 @@
 //! * [`state`][]: what is known of a cluster, its machines and its nodes at one time.
 //! * [`plan`][]: what is to be done next, and what each machine waits for.
 //! * [`choice`][]: which machines are chosen, and which go first.
+//! * [`declared`][]: roles that operators declare to it.
 //! * [`view`][]: what people are shown.
 //! * [`disturb`][]: what a cluster says to disturbing one of its machines.
 //! * [`quorum`][]: how many members may be disturbed.
 
 pub mod choice;
+pub mod declared;
 pub mod disturb;
 pub mod plan;
 pub mod quorum;

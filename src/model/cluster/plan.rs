@@ -23,6 +23,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::model::cluster::choice::{going_first, spread};
+use crate::model::cluster::declared;
 use crate::model::cluster::quorum::majority;
 use crate::model::cluster::spec::{Approval, Part};
 use crate::model::cluster::state::{
@@ -99,6 +100,21 @@ pub enum Step {
         /// How it ended.
         how: String,
     },
+    /// Declare a role to the curators, or replace its declaration.
+    Declare {
+        /// Which.
+        role: String,
+    },
+    /// Have the curators forget a role that no node has.
+    Undeclare {
+        /// Which.
+        role: String,
+    },
+    /// Forget a withdrawn role that no curator has.
+    ForgetDeclaration {
+        /// Which.
+        role: String,
+    },
     /// Forget the cluster.
     Remove,
 }
@@ -119,6 +135,9 @@ impl fmt::Display for Step {
             Self::Delete { node } => write!(f, "{node} is deleted"),
             Self::Leaving { machine, why } => write!(f, "machine {machine} is to leave: {why}"),
             Self::Forget { machine, how } => write!(f, "machine {machine} is out of it: {how}"),
+            Self::Declare { role } => write!(f, "role {role} is declared"),
+            Self::Undeclare { role } => write!(f, "role {role} is declared no more"),
+            Self::ForgetDeclaration { role } => write!(f, "the declaration of role {role} is forgotten"),
             Self::Remove => f.write_str("nothing of it is left"),
         }
     }
@@ -310,6 +329,10 @@ impl Planning<'_> {
     }
 
     fn run(&mut self, seen: &Seen) {
+        // Before nodes are given what they are to act on.
+        let (steps, waits) = declared::next(&self.cluster.declared, seen);
+        self.plan.steps.extend(steps);
+        self.plan.waits.extend(waits);
         self.send_off(Some(seen));
         self.shrink(seen);
         let mut consensus = None;

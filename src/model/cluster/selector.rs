@@ -128,8 +128,9 @@ fn term(text: &str) -> Result<Term, String> {
     Ok(Term::Word(word, wanted.to_owned()))
 }
 
-/// Reads `64GiB`, `512MiB`, `1TiB` or a number of bytes.
-fn bytes(text: &str) -> Option<u64> {
+/// Reads `64GiB`, `512MiB`, `1TiB` or a number of bytes; none where it is neither.
+#[must_use]
+pub fn bytes(text: &str) -> Option<u64> {
     let (number, shift) = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)]
         .into_iter()
         .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))

@@ -1,13 +1,14 @@
 //! What is known of a cluster at one time: what was asked for, its machines as the database has them, and its nodes as
 //! its curators say.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::model::cluster::declared::{Declared, Digest, ServiceView};
 use crate::model::cluster::spec::{Part, Spec};
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
@@ -180,6 +181,8 @@ pub struct Node {
     pub roles: BTreeSet<String>,
     /// How it does.
     pub health: Health,
+    /// What it runs of operators' roles, as it said last.
+    pub services: Vec<ServiceView>,
 }
 
 impl Node {
@@ -208,6 +211,8 @@ pub struct Seen {
     pub nodes: Vec<Node>,
     /// Every member of etcd.
     pub etcd: Vec<EtcdMember>,
+    /// Roles that are declared, by what they are known.
+    pub declared: BTreeMap<String, Digest>,
 }
 
 impl Seen {
@@ -258,6 +263,8 @@ pub struct Cluster {
     pub deleting: bool,
     /// By what it is known, once it is founded.
     pub founded: Option<Founded>,
+    /// Roles that operators declared to it.
+    pub declared: Vec<Declared>,
     /// Its machines, in the order in which they were chosen.
     pub members: Vec<Member>,
     /// Its nodes.

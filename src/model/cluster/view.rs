@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::time::Timestamp;
 
 /// How far a cluster has come.
@@ -53,6 +54,9 @@ pub struct ClusterView {
     pub waits: Vec<String>,
     /// Its machines, in the order in which they were chosen.
     pub machines: Vec<ClusterMachineView>,
+    /// Roles that were declared to it, in order of their names.
+    #[serde(default)]
+    pub declarations: Vec<DeclarationView>,
 }
 
 /// A machine of a cluster.
@@ -80,6 +84,9 @@ pub struct ClusterMachineView {
     pub leaving: Option<String>,
     /// What it waits for.
     pub waits: Option<String>,
+    /// What it runs of operators' roles.
+    #[serde(default)]
+    pub services: Vec<ServiceView>,
 }
 
 /// What a machine is in its cluster.

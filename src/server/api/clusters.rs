@@ -3,8 +3,10 @@
 use tonic::{Request, Response, Status};
 
 use crate::bmdb::cluster::{Change, target, view, with_machines};
+use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::cluster::spec::{Approval, Spec};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView};
+use crate::model::declaration::Declaration;
 use crate::model::process::UnknownName;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::clusters_server::Clusters;
@@ -16,6 +18,8 @@ use crate::server::api::site::Site;
 
 const CREATE: &str = "shepherd.fleet.v1.Clusters/Create";
 const CHANGE: &str = "shepherd.fleet.v1.Clusters/Change";
+const DECLARE: &str = "shepherd.fleet.v1.Clusters/Declare";
+const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/Undeclare";
 const APPROVE: &str = "shepherd.fleet.v1.Clusters/Approve";
 const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
 
@@ -88,6 +92,36 @@ impl Clusters for ClustersService {
         Ok(Response::new(answer(None, dry_run, &carried)))
     }
 
+    async fn declare(
+        &self,
+        request: Request<v1::DeclareInClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.get_ref();
+        let declaration = Declaration::new(asked.declaration.clone().unwrap_or_default())
+            .map_err(|error| wrong("declaration", error.to_string()))?;
+        let order = Said { rpc: DECLARE, request: asked, order: asked.order.as_ref() }
+            .read(&caller, target(&asked.name))
+            .and_then(of_no_version)?;
+        let dry_run = order.dry_run;
+        let declared = self.site.bmdb.declare_in_cluster(order, asked.name.clone(), declaration);
+        Ok(Response::new(answer(None, dry_run, &declared.await.map_err(of_bmdb)?)))
+    }
+
+    async fn undeclare(
+        &self,
+        request: Request<v1::UndeclareInClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.get_ref();
+        let order = Said { rpc: UNDECLARE, request: asked, order: asked.order.as_ref() }
+            .read(&caller, target(&asked.name))
+            .and_then(of_no_version)?;
+        let dry_run = order.dry_run;
+        let withdrawn = self.site.bmdb.undeclare_in_cluster(order, asked.name.clone(), asked.role.clone());
+        Ok(Response::new(answer(None, dry_run, &withdrawn.await.map_err(of_bmdb)?)))
+    }
+
     async fn approve(
         &self,
         request: Request<v1::ApproveInClusterRequest>,
@@ -136,6 +170,29 @@ fn cluster(view: ClusterView) -> v1::Cluster {
         voters_reached: view.voters_reached,
         waits: view.waits,
         machines: view.machines.into_iter().map(machine).collect(),
+        declarations: view.declarations.into_iter().map(declaration).collect(),
+    }
+}
+
+fn declaration(view: DeclarationView) -> v1::ClusterDeclaration {
+    v1::ClusterDeclaration {
+        role: view.role,
+        services: view.services,
+        digest: view.digest,
+        declared_at: Some(at(view.declared_at)),
+        declared_by: view.declared_by,
+        withdrawn: view.withdrawn,
+    }
+}
+
+fn service(view: ServiceView) -> v1::ClusterService {
+    v1::ClusterService {
+        role: view.role,
+        service: view.service,
+        state: view.state,
+        since: view.since.map(at),
+        restarts: view.restarts,
+        message: view.message,
     }
 }
 
@@ -152,5 +209,6 @@ fn machine(view: ClusterMachineView) -> v1::ClusterMachine {
         roles: view.roles,
         leaving: view.leaving,
         waits: view.waits,
+        services: view.services.into_iter().map(service).collect(),
     }
 }

@@ -144,6 +144,12 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Budgets/Set" => json!({ "kind": "reboot", "most": 3, "window": "5m" }),
         "Clusters/Create" => json!({ "name": "ams", "controlPlane": 3, "workers": 1, "select": "cpus>=4" }),
         "Clusters/Change" => json!({ "name": "ams", "workers": 2, "give": ["web"] }),
+        "Clusters/Declare" => {
+            let run = json!({ "path": "/bin/true" });
+            let service = json!({ "name": "server", "program": run, "user": "root" });
+            json!({ "name": "ams", "declaration": { "role": "front", "services": [service] } })
+        }
+        "Clusters/Undeclare" => json!({ "name": "ams", "role": "front" }),
         "Clusters/Approve" => json!({ "name": "ams", "machine": machine }),
         "Clusters/Delete" => json!({ "name": "ams" }),
         "Credentials/Revoke" => json!({ "credential": credential }),

@@ -137,7 +137,11 @@ async fn populate(api: &Api) -> anyhow::Result<String> {
              clock_timestamp(), clock_timestamp(), '[\"no machine is free\"]', FALSE, 3, 2)",
         "INSERT INTO machine_cluster
          SELECT $1, cluster_id, 'worker', clock_timestamp(), 'it is being retired', NULL, 'it learns', 'node-7', 'up',
-                '[\"web\"]', 'silent', FALSE, clock_timestamp() FROM cluster",
+                '[\"web\"]', 'silent', FALSE, clock_timestamp(),
+                '[{\"role\": \"web\", \"service\": \"server\", \"state\": \"backing off\", \"since\": \"2026-01-01T00:00:00Z\",
+                   \"restarts\": 7, \"message\": \"it ended with 1\"}]' FROM cluster",
+        "INSERT INTO cluster_declaration SELECT cluster_id, 'web', 'x', decode(repeat('ab', 32), 'hex'), '[\"server\"]',
+                clock_timestamp(), 'kim', NULL FROM cluster",
     ] {
         let query = sqlx::query(statement);
         let query = if statement.contains("$1") { query.bind(machine.0) } else { query };

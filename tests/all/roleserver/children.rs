@@ -185,7 +185,9 @@ async fn program_runs_apart_from_us_and_ends_when_it_is_not_wanted_any_more() ->
     assert!(web.is_alive());
     let of = |file: &str| fs::read(format!("/proc/{}/{file}", web.pid)).unwrap_or_default();
     // It sleeps once its loader has closed what it read.
-    let sleeps = || String::from_utf8_lossy(&of("stat")).rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'));
+    let sleeps = || {
+        String::from_utf8_lossy(&of("stat")).rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
+    };
     wait_for("the program itself", || of("cmdline").starts_with(b"sleep") && sleeps()).await?;
     assert_eq!(host.log(), format!("says a in {}\n", host.directory.path().display()));
     let environment = String::from_utf8(of("environ"))?;

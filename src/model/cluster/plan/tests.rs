@@ -3,6 +3,7 @@
 use uuid::Uuid;
 
 use super::*;
+use crate::model::cluster::declared::Declared;
 use crate::model::cluster::spec::tests::spec;
 use crate::model::cluster::state::{Asked, EtcdMember, Founded, Report};
 
@@ -59,6 +60,7 @@ fn node(number: u8, roles: &[&str]) -> Node {
         state: NodeState::Up,
         roles: roles.iter().map(|role| (*role).to_owned()).collect(),
         health: Health::Healthy,
+        services: Vec::new(),
     }
 }
 
@@ -78,12 +80,14 @@ fn well(control_plane: u8) -> Cluster {
             .chain([node(9, &[])])
             .collect(),
         etcd: (1..=control_plane).map(etcd).collect(),
+        ..Seen::default()
     };
     Cluster {
         id: Uuid::from_u128(77),
         spec: spec(u32::from(control_plane), 1),
         deleting: false,
         founded: Some(Founded { ca_certificate: vec![1], curators: vec!["10.0.0.1:7835".into()], at: at(0) }),
+        declared: Vec::new(),
         members,
         view: View::Seen(seen),
     }
@@ -112,6 +116,9 @@ fn told(cluster: &Cluster, candidates: &[u8]) -> String {
         Step::Delete { node } => format!("delete {node}"),
         Step::Leaving { machine, why } => format!("leaving {}: {why}", number(machine)),
         Step::Forget { machine, .. } => format!("forget {}", number(machine)),
+        Step::Declare { role } => format!("declare {role}"),
+        Step::Undeclare { role } => format!("undeclare {role}"),
+        Step::ForgetDeclaration { role } => format!("forget role {role}"),
         Step::Remove => "remove".to_owned(),
     });
     let waits = plan.waits.iter().map(|wait| format!("waits: {wait}"));
@@ -123,6 +130,29 @@ fn told(cluster: &Cluster, candidates: &[u8]) -> String {
 fn cluster_that_is_well_is_left_alone() {
     assert_eq!(told(&well(3), &[20]), "");
     assert_eq!(told(&well(1), &[]), "");
+}
+
+#[test]
+fn role_is_declared_before_it_is_given_and_withdrawn_once_it_is_taken() {
+    let declared = |withdrawn| Declared { role: "web".to_owned(), digest: [7; 32], withdrawn };
+    let mut cluster = well(1);
+    cluster.declared = vec![declared(false)];
+    cluster.spec.roles.insert("web".to_owned());
+    assert_eq!(told(&cluster, &[]), "declare web; node-9 +web -");
+    seen(&mut cluster).declared.insert("web".to_owned(), [7; 32]);
+    seen(&mut cluster).nodes[1].roles.insert("web".to_owned());
+    assert_eq!(told(&cluster, &[]), "");
+    cluster.declared = vec![declared(true)];
+    cluster.spec.roles.clear();
+    let waits = "waits: role web is withdrawn, and 1 of its nodes have it still";
+    assert_eq!(told(&cluster, &[]), format!("node-9 + -web; {waits}"));
+    seen(&mut cluster).nodes[1].roles.clear();
+    assert_eq!(told(&cluster, &[]), "undeclare web");
+    seen(&mut cluster).declared.clear();
+    assert_eq!(told(&cluster, &[]), "forget role web");
+    // Where nobody answers, nothing is known of what the curators have.
+    cluster.view = View::Away("off".to_owned());
+    assert_eq!(told(&cluster, &[]), "waits: none of its curators answers: off");
 }
 
 #[test]

@@ -1,0 +1,2 @@
+ALTER TABLE machine_cluster DROP COLUMN services;
+DROP TABLE cluster_declaration;
