@@ -14,7 +14,7 @@ use crate::bmdb::cluster::locked;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::lease::{NamedLease, lock_lease};
-use crate::model::cluster::declared::{DeclarationView, MOST_DECLARED, digest, encoded};
+use crate::model::cluster::declared::{DeclarationView, MOST_DECLARED, check_size, digest, encoded};
 use crate::model::declaration::Declaration;
 
 const WHAT: &str = "reading declarations";
@@ -123,6 +123,8 @@ async fn declare(
     if let Some(carried) = given_before(tx, order).await? {
         return Ok(carried);
     }
+    check_size(declaration.to_wire())
+        .map_err(|said| BmdbError::OrderRefused { reason: "DECLARATION_TOO_LARGE", said })?;
     let (id, spec) = locked(tx, name).await?;
     let role = declaration.role().to_string();
     let known = declarations(tx, id).await?;

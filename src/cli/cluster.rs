@@ -359,7 +359,7 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
         None => cluster.stage.clone(),
     };
     line("stage", &stage);
-    line("wanted", &format!("{} control-plane, {} workers", cluster.control_plane, cluster.workers));
+    line("wanted", &format!("{} control-plane, {} worker", cluster.control_plane, cluster.workers));
     if !cluster.select.is_empty() {
         line("select", &cluster.select);
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::cli::error::CliError;
+use crate::model::cluster::declared::check_size;
 use crate::model::cluster::selector::bytes;
 use crate::model::declaration::Declaration;
 use crate::model::time::Span;
@@ -98,6 +99,7 @@ pub fn read(path: &Path) -> Result<Declaration, CliError> {
     let file: RoleFile = toml::from_str(&text).map_err(|error| wrong(&error))?;
     let beside = path.parent().unwrap_or_else(|| Path::new("."));
     let declared = file.declared(beside).map_err(|said| wrong(&said))?;
+    check_size(&declared).map_err(|said| wrong(&said))?;
     Declaration::new(declared).map_err(|error| wrong(&error))
 }
 

@@ -217,10 +217,13 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     })
     .await?;
     says(fleet, &["power", "cycle", id, "--reason", "it hangs"], "is to be switched off and on").await?;
-    fleet.until("it has failed", "SELECT count(*) = 1 FROM work_backoff WHERE process = 'Power'").await?;
+    let failed = "SELECT count(*) = 1 FROM work_backoff WHERE process = 'Power'";
+    fleet.until("it has failed", failed).await?;
     says(fleet, &["why", id], "failed once").await?;
-    bmdb.change_policy("test", |policy| policy.power_order_timeout = Span::seconds(1)).await?;
     says(fleet, &["retry", id], "is tried again").await?;
+    fleet.until("it has failed again", failed).await?;
+    // It is put off for a day by now, and given up all the same when its time is over.
+    bmdb.change_policy("test", |policy| policy.power_order_timeout = Span::seconds(1)).await?;
     fleet.until("it is given up", NOTHING_ORDERED).await?;
     let ends = endings(fleet, id).await?;
     let last = ends.last().context("an end")?;

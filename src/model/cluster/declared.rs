@@ -17,6 +17,9 @@ use crate::proto::curator::v1 as wire;
 /// Most roles that one cluster can have declared.
 pub const MOST_DECLARED: usize = 64;
 
+/// Largest declaration, encoded, that the fleet keeps: it goes through the API, whose requests are not larger than 64 KiB.
+pub const MOST_BYTES: usize = 60 << 10;
+
 /// By what a declaration is known: SHA-256 of its encoding without a revision.
 pub type Digest = [u8; 32];
 
@@ -35,6 +38,17 @@ pub struct Declared {
 #[must_use]
 pub fn encoded(declared: &wire::Declaration) -> Vec<u8> {
     wire::Declaration { revision: 0, ..declared.clone() }.encode_to_vec()
+}
+
+/// Whether the fleet keeps it; if not, a sentence.
+pub fn check_size(declared: &wire::Declaration) -> Result<(), String> {
+    match declared.encoded_len() {
+        size if size > MOST_BYTES => Err(format!(
+            "role {} was not declared: it has {size} bytes, and {MOST_BYTES} can be kept; make its files artefacts",
+            declared.role
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// By what it is known.
@@ -157,6 +171,15 @@ mod tests {
     #[test]
     fn what_others_declared_is_left_alone() {
         assert_eq!(next(&[], &seen(&[("theirs", 1)], &[])), (vec![], vec![]));
+    }
+
+    #[test]
+    fn declaration_that_is_too_large_is_refused_in_words() {
+        let just = wire::Declaration { role: "x".repeat(MOST_BYTES - 4), ..Default::default() };
+        let more = wire::Declaration { revision: 1, ..just.clone() };
+        assert_eq!(just.encoded_len(), MOST_BYTES);
+        assert_eq!(check_size(&just), Ok(()));
+        assert!(check_size(&more).unwrap_err().contains("make its files artefacts"));
     }
 
     #[test]
