@@ -21,7 +21,7 @@ pub mod agent {
 }
 
 /// `shepherd.curator.v1`: how the nodes of a cluster, and its owners, speak to its curator.
-#[cfg(feature = "roleserver")]
+#[cfg(any(feature = "roleserver", feature = "shepherdctl"))]
 #[allow(
     missing_docs,
     clippy::all,
