@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 18] = [
+const CONTRACTS: [&str; 19] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/curator/v1/credentials.proto",
     "shepherd/curator/v1/declarations.proto",
@@ -11,6 +11,7 @@ const CONTRACTS: [&str; 18] = [
     "shepherd/curator/v1/management.proto",
     "shepherd/curator/v1/nodes.proto",
     "shepherd/curator/v1/registration.proto",
+    "shepherd/curator/v1/snapshots.proto",
     "shepherd/curator/v1/storage.proto",
     "shepherd/curator/v1/tickets.proto",
     "shepherd/fleet/v1/access.proto",
@@ -25,7 +26,7 @@ const CONTRACTS: [&str; 18] = [
 ];
 /// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them. Those
 /// before them are between programs of ours: the agent's and the curator's.
-const TOLD: &[&str] = CONTRACTS.split_at(9).1;
+const TOLD: &[&str] = CONTRACTS.split_at(10).1;
 
 /// What etcd understands.
 const OF_ETCD: &str = "etcd/etcdserverpb.proto";

@@ -16,6 +16,7 @@ use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
+use crate::model::cluster::snapshot::{LastSnapshot, Snapshots};
 use crate::model::cluster::spec::{Part, Spec};
 use crate::model::cluster::state::{Asked, Founded, Member, Report, Wanted};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView, PartOfCluster, stage};
@@ -57,6 +58,8 @@ pub struct ClusterLine {
     pub settled: bool,
     /// Members of etcd that vote, and how many of them were reached.
     pub voters: Option<(i64, i64)>,
+    /// Its snapshots.
+    pub snapshots: Snapshots,
 }
 
 /// A machine of a cluster with everything that is known of it there.
@@ -178,6 +181,15 @@ pub async fn clusters(tx: &mut PgConnection, name: Option<&str>) -> Result<Vec<C
                 waits: strings(&row.waits),
                 settled: row.settled,
                 voters: row.voters.zip(row.voters_reached),
+                snapshots: Snapshots {
+                    last: match (row.snapshot_id, row.taken_at, row.snapshot_voters) {
+                        (Some(id), Some(at), Some(voters)) => {
+                            Some(LastSnapshot { id, at, voters: strings(&voters).into_iter().collect() })
+                        }
+                        _ => None,
+                    },
+                    asked: row.snapshot_asked_at,
+                },
             })
         })
         .collect()
@@ -273,6 +285,7 @@ pub fn view(found: &ClusterAndMachines) -> ClusterView {
         seen_at: cluster.seen_at,
         voters: cluster.voters.map(|(voters, _)| count(voters)),
         voters_reached: cluster.voters.map(|(_, reached)| count(reached)),
+        snapshot_at: cluster.snapshots.last.as_ref().map(|last| last.at),
         waits: cluster.waits.clone(),
         machines: machines.iter().map(machine_view).collect(),
         declarations: declarations.clone(),
@@ -530,7 +543,7 @@ async fn delete(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carr
     write_down(tx, order, None, Done { changed: true, said }, None, None).await
 }
 
-fn no_such(name: &str) -> BmdbError {
+pub(crate) fn no_such(name: &str) -> BmdbError {
     let said = format!("there is no cluster {name:?}; run: shepherdctl cluster get");
     BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said }
 }

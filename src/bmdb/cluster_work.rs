@@ -9,6 +9,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::bmdb::cluster::{ClusterAndMachines, clusters, with_all};
+use crate::bmdb::cluster_snapshot::remove_snapshots;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
@@ -282,6 +283,7 @@ impl Bmdb {
             let (lease, secrets) = (lease.clone(), secrets.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
+                remove_snapshots(tx, cluster).await?;
                 sqlx::query_file!("sql/cluster/remove_declarations.sql", cluster)
                     .execute(&mut *tx)
                     .await

@@ -19,8 +19,8 @@ use crate::bmdb::retention::TABLES;
 use crate::model::drift::drift_of;
 use crate::model::ids::MachineId;
 use crate::model::issues::evidence::{
-    Evidence, ExpiredSessions, LATELY, Lately, MachineEvidence, ProviderEvidence, SessionEvidence,
-    StorageEvidence,
+    ClusterEvidence, Evidence, ExpiredSessions, LATELY, Lately, MachineEvidence, ProviderEvidence,
+    SessionEvidence, StorageEvidence,
 };
 use crate::model::machine_view::MachineView;
 use crate::model::policy::Policy;
@@ -59,6 +59,7 @@ impl Bmdb {
             })
             .await?;
         let expired = self.expired_sessions().await?;
+        let clusters = self.cluster_evidence().await?;
         let storage = self.storage_evidence().await?;
         let listening_since =
             machines.iter().filter_map(|machine: &MachineEvidence| machine.facts.listening_since).min();
@@ -83,6 +84,7 @@ impl Bmdb {
             sessions,
             expired,
             listening_since,
+            clusters,
             storage,
         })
     }
@@ -165,6 +167,20 @@ impl Bmdb {
             first_at: row.first_at,
         });
         Ok(expired.collect())
+    }
+
+    async fn cluster_evidence(&self) -> Result<Vec<ClusterEvidence>, BmdbError> {
+        let rows = self
+            .statement(WHAT, move |pool| {
+                Box::pin(async move { sqlx::query_file!("sql/issues/clusters.sql").fetch_all(pool).await })
+            })
+            .await?;
+        let clusters = rows.into_iter().map(|row| ClusterEvidence {
+            name: row.name,
+            founded_at: row.founded_at,
+            snapshot_at: row.taken_at,
+        });
+        Ok(clusters.collect())
     }
 
     /// What the database's books say; `None` where it keeps none.

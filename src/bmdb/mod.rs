@@ -17,7 +17,8 @@
 //! * An **order** of an operator ([`action`], [`audit`]) is carried out once and written down in the same
 //!   transaction; whose it is, a [`credential`] says.
 //! * A **cluster** of machines is asked for and read in [`cluster`]; what becomes of it is written under its lease
-//!   (`cluster_work`). Roles that are declared to it are in [`cluster_declaration`].
+//!   (`cluster_work`). Roles that are declared to it are in [`cluster_declaration`], snapshots of it in
+//!   [`cluster_snapshot`].
 //! * What is counted stands in one book ([`metric_book`], [`metrics`]); the fleet is counted once a minute
 //!   ([`sample`]).
 //! * What is old is deleted by [`retention`], which lists every table with its bound; [`storage`] looks at
@@ -42,6 +43,7 @@ pub mod change;
 pub mod claim;
 pub mod cluster;
 pub mod cluster_declaration;
+pub mod cluster_snapshot;
 #[cfg(feature = "shepherd")]
 pub mod cluster_work;
 pub mod connection;
@@ -85,6 +87,8 @@ pub mod retention;
 pub mod retirement;
 pub mod sample;
 pub mod schedule;
+#[cfg(feature = "shepherd")]
+pub mod sealed_snapshot;
 #[cfg(feature = "shepherd")]
 pub mod secret;
 pub mod selection;

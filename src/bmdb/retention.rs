@@ -10,6 +10,7 @@
 //! | `work` | one per worker |
 //! | `cluster` | one per cluster that there is |
 //! | `cluster_declaration` | one per role that is declared to a cluster, 64 at most |
+//! | `cluster_snapshot`, `cluster_snapshot_chunk` | as many per cluster as the policy keeps, each with a chunk per 512 KiB, 128 at most |
 //! | `cluster_order` | one per machine that was ever asked about a cluster |
 //! | `named_lease` | one per provider ever configured, per cluster that there is, and per kind of disturbance |
 //! | `provider_state` | one per provider ever configured |
@@ -59,7 +60,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 42] = [
+pub const TABLES: [&str; 44] = [
     "access_credential",
     "approval",
     "audit",
@@ -68,6 +69,8 @@ pub const TABLES: [&str; 42] = [
     "cluster",
     "cluster_declaration",
     "cluster_order",
+    "cluster_snapshot",
+    "cluster_snapshot_chunk",
     "fleet_listening",
     "fleet_sample",
     "history",

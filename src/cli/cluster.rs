@@ -1,4 +1,4 @@
-//! `cluster create|get|describe|scale|declare|undeclare|roles|approve|delete`: clusters of machines.
+//! `cluster create|get|describe|scale|declare|undeclare|roles|approve|snapshot|snapshots|delete`: clusters of machines.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -18,6 +18,7 @@ use crate::cli::operate::direct;
 use crate::cli::output::{Format, table, width};
 use crate::cli::remote::refused;
 use crate::cli::remote_read::{at, moment};
+use crate::cli::snapshots;
 use crate::cli::source::Source;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::cluster::spec::{Approval, Spec};
@@ -54,6 +55,12 @@ pub enum ClusterCommand {
     /// Let a machine into a cluster whose approval is manual
     #[command(after_help = examples::CLUSTER_APPROVE)]
     Approve(ApproveInCluster),
+    /// Have a snapshot of a cluster's records taken now
+    #[command(after_help = examples::CLUSTER_SNAPSHOT)]
+    Snapshot(SnapshotCluster),
+    /// List the snapshots that are kept of a cluster
+    #[command(after_help = examples::CLUSTER_SNAPSHOTS)]
+    Snapshots(OfCluster),
     /// End a cluster: its machines leave it, and what they keep of it is removed
     #[command(after_help = examples::CLUSTER_DELETE)]
     Delete(DeleteCluster),
@@ -179,6 +186,17 @@ pub struct ApproveInCluster {
     pub reason: String,
 }
 
+/// A cluster to take a snapshot of.
+#[derive(Debug, Args)]
+pub struct SnapshotCluster {
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
 /// A cluster to end.
 #[derive(Debug, Args)]
 pub struct DeleteCluster {
@@ -226,6 +244,7 @@ fn cluster(said: v1::Cluster) -> Result<ClusterView, CliError> {
         deleting_by: said.deleting_by,
         curators: said.curators,
         seen_at: said.seen_at.and_then(moment),
+        snapshot_at: said.snapshot_at.and_then(moment),
         voters: said.voters,
         voters_reached: said.voters_reached,
         waits: said.waits,
@@ -299,6 +318,8 @@ pub async fn cluster_command(
             alter(source, &asked.name, change, &asked.reason, format).await
         }
         ClusterCommand::Approve(asked) => approve(source, asked, format).await,
+        ClusterCommand::Snapshot(asked) => snapshots::ask(source, asked, format).await,
+        ClusterCommand::Snapshots(of) => snapshots::list(source, &of.name, format).await,
         ClusterCommand::Delete(asked) => delete(source, asked, format).await,
     }
 }
@@ -373,6 +394,11 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
     }
     if let Some(seen) = cluster.seen_at {
         line("last answer", &format!("{} ago; {} votes reached", rough(between(seen, now)), votes(cluster)));
+    }
+    match cluster.snapshot_at {
+        Some(taken) => line("snapshot", &format!("{} ago", rough(between(taken, now)))),
+        None if !cluster.curators.is_empty() => line("snapshot", "none yet"),
+        None => {}
     }
     for declared in &cluster.declarations {
         let withdrawn = if declared.withdrawn { ", withdrawn" } else { "" };
@@ -453,14 +479,14 @@ fn services(cluster: &ClusterView, now: Timestamp) -> String {
     format!("\n{}", table(&["MACHINE", "SERVICE", "STATE", "FOR", "RESTARTS", "BECAUSE"], &rows, width()))
 }
 
-fn given(reason: &str) -> Result<(), CliError> {
+pub(super) fn given(reason: &str) -> Result<(), CliError> {
     if reason.trim().is_empty() {
         return Err(CliError::Wrong("--reason is empty; whoever reads the audit will want to know".into()));
     }
     Ok(())
 }
 
-fn told(name: &str, done: &Done, format: Format) -> Result<String, CliError> {
+pub(super) fn told(name: &str, done: &Done, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => {
             let mut answer = json!({ "cluster": name, "changed": done.changed, "said": done.said });

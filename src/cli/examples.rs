@@ -131,6 +131,20 @@ Example:
 
 A role that workers are to have is not withdrawn; shepherdctl cluster roles ams --take web comes first.";
 
+/// `cluster snapshot`.
+pub const CLUSTER_SNAPSHOT: &str = "\
+Example:
+  shepherdctl cluster snapshot ams --reason 'before the new release'
+
+One is taken every hour in any case, and when other machines are of the control plane than before.";
+
+/// `cluster snapshots`.
+pub const CLUSTER_SNAPSHOTS: &str = "\
+Example:
+  shepherdctl cluster snapshots ams -o json | jq -r '.snapshots[0].id'
+
+A snapshot is kept sealed in the database, and holds every secret of the cluster.";
+
 /// `cluster approve`.
 pub const CLUSTER_APPROVE: &str = "\
 Example:

@@ -42,6 +42,7 @@ pub mod restored;
 pub mod retire;
 pub mod run;
 pub mod shell;
+mod snapshots;
 pub mod source;
 pub mod timeline;
 pub mod tokens;

@@ -120,6 +120,7 @@ pub async fn bootstrap(
             name: founding.name.clone(),
             created_at: now,
             owner_keys: founding.owner_keys.clone(),
+            epoch: 0,
         };
         let first = [
             (cluster_key.clone(), record.encode()),

@@ -28,6 +28,8 @@ pub struct Cluster {
     pub created_at: Timestamp,
     /// Keys that may claim an owner's certificate.
     pub owner_keys: Vec<PublicKey>,
+    /// How often it was restored from a snapshot.
+    pub epoch: u64,
 }
 
 /// Where the cluster stands in etcd.
@@ -61,6 +63,7 @@ impl Cluster {
             name: self.name.clone(),
             created_at_ms: self.created_at.timestamp_millis(),
             owner_keys: self.owner_keys.iter().map(|key| key.0.to_vec()).collect(),
+            epoch: self.epoch,
         }
         .encode_to_vec()
     }
@@ -75,6 +78,7 @@ impl Cluster {
             id: record.cluster_id.parse().map_err(|_| fault("its id is no UUID".to_owned()))?,
             created_at: moment("created_at", record.created_at_ms).map_err(fault)?,
             owner_keys: owner_keys.collect::<Result<_, _>>().map_err(fault)?,
+            epoch: record.epoch,
             name: record.name,
         })
     }
@@ -111,6 +115,7 @@ mod tests {
             name: "ams".to_owned(),
             created_at: at(5),
             owner_keys: vec![key(1), key(2)],
+            epoch: 3,
         }
     }
 

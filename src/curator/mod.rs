@@ -19,7 +19,7 @@
 //! * [`declaration`](crate::model::declaration): operators' own roles; here is how they are [stored](declaration). [`template`](crate::model::template): what differs between the nodes that have one.
 //! * [`identity`][]: a key that is all that its holder is known by.
 //! * [`key_space`][]: where in etcd everything stands. [`record`][]: how it is read there. [`cluster`][] and
-//!   [`credential`][]: records of what there is one of, and of certificates.
+//!   [`credential`][]: records of what there is one of, and of certificates. [`snapshot`][]: all of them at one moment.
 //!
 //! All that is said to etcd: [`etcd`][]. And what is made of both: [`service`][], over [`tls`][] and by its [`clock`][],
 //! for a cluster that [`bootstrap`][] has founded. Whoever calls goes through [`leader_channel`][], which [`dial`][]s.
@@ -56,5 +56,6 @@ pub mod pki;
 pub mod record;
 pub mod roles;
 pub mod service;
+pub mod snapshot;
 pub mod tickets;
 pub mod tls;

@@ -111,6 +111,8 @@ pub const TABLE: &[Row] = &[
     leader("Credentials/ClaimOwner", REGISTERING),
     leader("Credentials/Revoke", OWNERS),
     leader("Credentials/List", OWNERS),
+    // All of the cluster's secrets, its authority's key among them.
+    leader("Snapshots/Take", OWNERS),
 ];
 
 /// Why a call is refused at the door.
@@ -299,6 +301,7 @@ mod tests {
             assert!(!may(&owner).contains(method), "{method}");
         }
         assert!(may(&owner).contains("Management/Delete"));
+        assert!(may(&owner).contains("Snapshots/Take"));
     }
 
     #[test]
@@ -306,6 +309,8 @@ mod tests {
         let [node, owner, registering, unproved] = peers();
         for (peer, method, code) in [
             (&node, "/shepherd.curator.v1.Management/Delete", Code::PermissionDenied),
+            (&node, "/shepherd.curator.v1.Snapshots/Take", Code::PermissionDenied),
+            (&registering, "/shepherd.curator.v1.Snapshots/Take", Code::PermissionDenied),
             (&owner, "/shepherd.curator.v1.Nodes/Heartbeat", Code::PermissionDenied),
             (&registering, "/shepherd.curator.v1.Nodes/Watch", Code::PermissionDenied),
             (&unproved, "/shepherd.curator.v1.Nodes/Watch", Code::Unauthenticated),

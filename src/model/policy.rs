@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::model::backoff::Backoff;
+use crate::model::cluster::snapshot::SnapshotPolicy;
 use crate::model::order_limits::OrderLimits;
 use crate::model::process::Process;
 use crate::model::second_person::SecondPerson;
@@ -68,6 +69,8 @@ pub struct Policy {
     pub order_limits: OrderLimits,
     /// Whether some orders need another admin.
     pub second_person: SecondPerson,
+    /// When snapshots of clusters are taken, and which are kept.
+    pub cluster_snapshots: SnapshotPolicy,
 }
 
 /// One step of the recovery ladder.
@@ -225,6 +228,7 @@ impl Default for Policy {
             history_retention: Span::hours(180 * 24),
             order_limits: OrderLimits::default(),
             second_person: SecondPerson::default(),
+            cluster_snapshots: SnapshotPolicy::default(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use clap::{Args, CommandFactory as _, Parser};
 
+use crate::model::cluster::snapshot::MOST_KEPT;
 use crate::model::policy::{Disturbance, Policy, Rung};
 use crate::model::process::Process;
 use crate::model::time::Span;
@@ -74,6 +75,15 @@ pub struct PolicyFlags {
     /// How long such an order stays asked for, and its approval is good for. [default: 1h]
     #[arg(long, value_name = "SPAN")]
     pub second_person_good_for: Option<Span>,
+    /// How often a snapshot of each cluster is taken. [default: 1h]
+    #[arg(long, value_name = "SPAN")]
+    pub cluster_snapshot_interval: Option<Span>,
+    /// How many of a cluster's newest snapshots are kept. [default: 24]
+    #[arg(long, value_name = "COUNT")]
+    pub cluster_snapshots_kept: Option<u32>,
+    /// Of how many days one snapshot of each cluster is kept besides. [default: 7]
+    #[arg(long, value_name = "COUNT")]
+    pub cluster_snapshot_days: Option<u32>,
 }
 
 /// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
@@ -130,6 +140,10 @@ impl PolicyFlags {
         set(self.order_max_machines_per_hour.as_ref(), &mut limits.machines_per_hour);
         set(self.second_person.as_ref(), &mut policy.second_person.required);
         set(self.second_person_good_for.as_ref(), &mut policy.second_person.good_for);
+        let snapshots = &mut policy.cluster_snapshots;
+        set(self.cluster_snapshot_interval.as_ref(), &mut snapshots.interval);
+        set(self.cluster_snapshots_kept.as_ref(), &mut snapshots.newest);
+        set(self.cluster_snapshot_days.as_ref(), &mut snapshots.days);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
         set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
@@ -152,6 +166,7 @@ impl PolicyFlags {
             ("--retirement_release_timeout", policy.retirement_release_timeout),
             ("--power_order_timeout", policy.power_order_timeout),
             ("--second_person_good_for", policy.second_person_good_for),
+            ("--cluster_snapshot_interval", policy.cluster_snapshot_interval),
         ] {
             if span.is_some_and(|span| span.0.is_zero()) {
                 return Err(format!("{flag} 0s leaves no time at all; give for example 1s"));
@@ -161,6 +176,14 @@ impl PolicyFlags {
             return Err(format!(
                 "--history_retention {kept} does not last until the morning; give at least 1d"
             ));
+        }
+        for (flag, count, least) in [
+            ("--cluster_snapshots_kept", policy.cluster_snapshots_kept, 1),
+            ("--cluster_snapshot_days", policy.cluster_snapshot_days, 0),
+        ] {
+            if let Some(count) = count.filter(|count| !(least..=MOST_KEPT).contains(count)) {
+                return Err(format!("{flag} {count} cannot be: give a number from {least} to {MOST_KEPT}"));
+            }
         }
         let pairs = [
             (
@@ -298,6 +321,10 @@ mod tests {
                     ..none()
                 },
                 "--agent_start_backoff_maximum 1m is shorter",
+            ),
+            (
+                PolicyFlags { cluster_snapshots_kept: Some(0), ..none() },
+                "--cluster_snapshots_kept 0 cannot be: give a number from 1",
             ),
         ] {
             let refused = policy.check().unwrap_err();

@@ -153,6 +153,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     let why = field.why(workers[0]["name"].as_str().context("a name")?)?;
     assert!(why.contains("it is a worker of cluster ams; its node is healthy to its curator"), "{why}");
 
+    snapshots_are_taken_sealed_and_listed(&field).await?;
     declared_role_runs_and_is_withdrawn(&field).await?;
 
     // A member is retired: another machine takes its place first, and then it is given back.
@@ -178,6 +179,8 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
         }
     };
     assert_eq!(cluster["voters"], 3);
+    let other_members = "SELECT count(*) >= 1 FROM cluster_snapshot WHERE why = 'members' AND members >= 3";
+    field.fleet.until("a snapshot has the new member", other_members).await?;
     field
         .fleet
         .until(
@@ -200,6 +203,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
     field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM named_lease WHERE kind = 'cluster'").await?);
+    assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_snapshot_chunk").await?);
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM sealed_secret WHERE name LIKE 'cluster/%'").await?);
     field.fleet.until("its machines are free", "SELECT count(*) = 0 FROM machine_cluster").await?;
     field
@@ -210,6 +214,34 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
         )
         .await?;
     assert!(field.why(&leaves)?.contains("Retired"), "{}", field.why(&leaves)?);
+    Ok(())
+}
+
+/// There is a snapshot without anybody asking; one that is asked for has all nodes, and shows nothing of what is in it.
+async fn snapshots_are_taken_sealed_and_listed(field: &Field) -> Result<()> {
+    let listed = || -> Result<Vec<Value>> {
+        let said = field.ctl(&["cluster", "snapshots", "ams", "-o", "json"])?;
+        Ok(serde_json::from_str::<Value>(&said)?["snapshots"].as_array().cloned().unwrap_or_default())
+    };
+    wait_for("there is a snapshot", || Ok(!listed()?.is_empty())).await?;
+    let said = field.ctl(&["cluster", "snapshot", "ams", "--reason", "before the front"])?;
+    assert!(
+        said.starts_with("the cluster ams has a snapshot taken as soon as its curators answer"),
+        "{said}"
+    );
+    wait_for("it is taken", || Ok(listed()?[0]["why"] == "ordered")).await?;
+    let newest = listed()?.into_iter().next().context("one")?;
+    assert_eq!((&newest["nodes"], &newest["members"], &newest["epoch"]), (&4.into(), &3.into(), &0.into()));
+    assert!(newest["bytes"].as_u64() > Some(1_000), "{newest}");
+    let chunks: Vec<Vec<u8>> =
+        sqlx::query_scalar("SELECT sealed FROM cluster_snapshot_chunk").fetch_all(&field.fleet.pool).await?;
+    assert!(chunks.len() >= 2, "{}", chunks.len());
+    assert!(chunks.iter().all(|chunk| chunk.starts_with(b"age-encryption.org/v1")), "a chunk is not sealed");
+    let described = field.ctl(&["cluster", "describe", "ams"])?;
+    assert!(
+        described.lines().any(|line| line.starts_with("snapshot ") && line.ends_with(" ago")),
+        "{described}"
+    );
     Ok(())
 }
 

@@ -93,6 +93,8 @@ const THROUGH_THE_API: &[&str] = &[
     "cluster undeclare",
     "cluster roles",
     "cluster approve",
+    "cluster snapshot",
+    "cluster snapshots",
     "cluster delete",
     "loops pause",
     "loops resume",

@@ -26,6 +26,7 @@ use crate::curator::service::leader::{Caller, Leading, ShownCertificates, over};
 use crate::curator::service::management::ManagementService;
 use crate::curator::service::nodes::NodesService;
 use crate::curator::service::registration::RegistrationService;
+use crate::curator::service::snapshots::SnapshotsService;
 use crate::curator::service::tickets::TicketsService;
 use crate::curator::service::who_leads::WhoLeads;
 use crate::proto::curator::v1::credentials_server::CredentialsServer;
@@ -34,6 +35,7 @@ use crate::proto::curator::v1::leader_server::LeaderServer;
 use crate::proto::curator::v1::management_server::ManagementServer;
 use crate::proto::curator::v1::nodes_server::NodesServer;
 use crate::proto::curator::v1::registration_server::RegistrationServer;
+use crate::proto::curator::v1::snapshots_server::SnapshotsServer;
 use crate::proto::curator::v1::tickets_server::TicketsServer;
 
 /// The largest request. A declaration with its files is the largest there is.
@@ -60,6 +62,7 @@ struct Leader {
     management: ManagementServer<ManagementService>,
     tickets: TicketsServer<TicketsService>,
     credentials: CredentialsServer<CredentialsService>,
+    snapshots: SnapshotsServer<SnapshotsService>,
 }
 
 impl Door {
@@ -81,6 +84,7 @@ impl Door {
             management: ManagementServer::new(ManagementService(leading.clone())),
             tickets: TicketsServer::new(TicketsService(leading.clone())),
             credentials: CredentialsServer::new(CredentialsService(leading.clone())),
+            snapshots: SnapshotsServer::new(SnapshotsService(leading.clone())),
             leading,
         };
         Self { who_leads: LeaderServer::new(who_leads), leader: Some(leader), ended }
@@ -117,6 +121,7 @@ impl Door {
             ("Management", Some(leader)) => leader.management.call(request).await,
             ("Tickets", Some(leader)) => leader.tickets.call(request).await,
             ("Credentials", Some(leader)) => leader.credentials.call(request).await,
+            ("Snapshots", Some(leader)) => leader.snapshots.call(request).await,
             _ => Ok(Status::unimplemented(format!("{} is not served here", row.method)).into_http()),
         }
     }

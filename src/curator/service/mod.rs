@@ -5,8 +5,8 @@
 //! * [`who_leads`][]: what every curator answers.
 //! * [`leader`][]: what one has for as long as it leads; [`store`][]: records, written under its guard; [`view`][] and
 //!   [`chronicle`][]: what everybody watches; [`members`][]: etcd's own; [`failure`][]: what is answered instead.
-//! * [`registration`][], [`nodes`][], [`declarations`][], [`management`][], [`tickets`][], [`credentials`][]: the
-//!   services, one file each. They decide nothing: each reads, asks the decision it is named after, and writes.
+//! * [`registration`][], [`nodes`][], [`declarations`][], [`management`][], [`tickets`][], [`credentials`][],
+//!   [`snapshots`][]: the services, one file each. They decide nothing: each reads, asks the decision it is named after, and writes.
 
 pub mod chronicle;
 pub mod credentials;
@@ -20,6 +20,7 @@ pub mod management;
 pub mod members;
 pub mod nodes;
 pub mod registration;
+pub mod snapshots;
 pub mod store;
 pub mod tickets;
 pub mod view;

@@ -21,6 +21,7 @@ use crate::curator::clock::Clock;
 use crate::curator::identity::{Identity, IdentityError};
 use crate::curator::leader_channel::{Curators, LeaderChannel};
 use crate::curator::pki::{Anchor, PkiError, Renewal, Validity, renewal};
+use crate::curator::snapshot::{LIMIT, Snapshot, SnapshotError, digest_of};
 use crate::curator::tls::{certified, client_config};
 use crate::model::cluster::declared::{ServiceView, known};
 use crate::model::cluster::state::{EtcdMember, Founded, Health, Node, NodeState, Seen};
@@ -30,6 +31,7 @@ use crate::proto::curator::v1::declarations_client::DeclarationsClient;
 use crate::proto::curator::v1::management_client::ManagementClient;
 use crate::proto::curator::v1::node_health::Kind;
 use crate::proto::curator::v1::service_status::Kind as Doing;
+use crate::proto::curator::v1::snapshots_client::SnapshotsClient;
 use crate::proto::curator::v1::tickets_client::TicketsClient;
 
 /// How long a certificate that was claimed is good.
@@ -66,6 +68,9 @@ pub enum CuratorError {
         /// What was asked.
         doing: &'static str,
     },
+    /// What was sent is no snapshot.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// Something was answered that cannot be.
     #[error("a curator said something that cannot be: {0}")]
     Odd(String),
@@ -208,6 +213,28 @@ impl Way {
             Err(CuratorError::Said { status, .. }) if status.code() == Code::NotFound => Ok(()),
             other => other.map(drop),
         }
+    }
+
+    /// Takes a snapshot of its records: what they are, and as they were sent.
+    pub async fn snapshot(&self) -> Result<(Snapshot, Vec<u8>), CuratorError> {
+        let doing = "taking a snapshot";
+        let mut snapshots = SnapshotsClient::new(self.channel());
+        let mut pieces = answered(doing, snapshots.take(wire::TakeSnapshotRequest {})).await?;
+        let (mut encoded, mut known_by) = (Vec::new(), Vec::new());
+        loop {
+            let piece = tokio::time::timeout(ANSWER, pieces.message());
+            let piece = piece.await.map_err(|_| CuratorError::Silent { doing })?;
+            let Some(piece) = piece.map_err(|status| CuratorError::Said { doing, status })? else { break };
+            encoded.extend(piece.piece);
+            if encoded.len() > LIMIT {
+                return Err(SnapshotError::TooLarge(encoded.len()).into());
+            }
+            known_by = piece.sha256;
+        }
+        if known_by != digest_of(&encoded) {
+            return Err(CuratorError::Odd("a snapshot that was cut off or changed on its way".to_owned()));
+        }
+        Ok((Snapshot::decode(&encoded)?, encoded))
     }
 
     /// Takes a node out for ever.

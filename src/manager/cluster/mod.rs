@@ -17,6 +17,7 @@
 //! knows, and can be made twice.
 
 pub mod curators;
+mod snapshots;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,6 +43,7 @@ use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
 use crate::model::cluster::declared::{DeclarationView, Declared};
 use crate::model::cluster::plan::{Places, Plan, plan};
+use crate::model::cluster::snapshot::due;
 use crate::model::cluster::spec::Part;
 use crate::model::cluster::state::{Cluster, Health, NodeState, Seen, View};
 
@@ -234,6 +236,13 @@ impl Tending<'_> {
             if self.take(&found, &cluster, &step, &mut planned).await? {
                 return Ok(After::Gone);
             }
+        }
+        let policy = self.bmdb.policy().1.cluster_snapshots;
+        if let View::Seen(seen) = &cluster.view
+            && let Some(why) = due(&found.cluster.snapshots, seen, &policy, now)
+            && let Err(error) = self.take_snapshot(why, seen, now).await?
+        {
+            planned.waits.push(format!("no snapshot of it could be taken: {error}"));
         }
         let settled = !busy && planned.is_settled();
         self.bmdb.looked_at_cluster(&self.lease, self.cluster, &look_of(&cluster, &planned, settled)).await?;

@@ -7,6 +7,7 @@
 //! * [`declared`][]: roles that operators declare to it.
 //! * [`view`][]: what people are shown.
 //! * [`disturb`][]: what a cluster says to disturbing one of its machines.
+//! * [`snapshot`][]: when its records are taken to be kept elsewhere, and which of them are kept.
 //! * [`quorum`][]: how many members may be disturbed.
 
 pub mod choice;
@@ -15,6 +16,7 @@ pub mod disturb;
 pub mod plan;
 pub mod quorum;
 pub mod selector;
+pub mod snapshot;
 pub mod spec;
 pub mod state;
 pub mod view;

@@ -50,6 +50,9 @@ pub struct ClusterView {
     pub voters: Option<u32>,
     /// How many of them were reached.
     pub voters_reached: Option<u32>,
+    /// When the last snapshot of it was taken.
+    #[serde(default)]
+    pub snapshot_at: Option<Timestamp>,
     /// What it waits for as a whole.
     pub waits: Vec<String>,
     /// Its machines, in the order in which they were chosen.

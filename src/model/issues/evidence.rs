@@ -34,6 +34,8 @@ pub struct Evidence {
     pub expired: Vec<ExpiredSessions>,
     /// Since when somebody has listened for heartbeats without a gap, if anybody does.
     pub listening_since: Option<Timestamp>,
+    /// Clusters that were founded and are to stay.
+    pub clusters: Vec<ClusterEvidence>,
     /// The database's own books, where it keeps any.
     pub storage: Option<StorageEvidence>,
 }
@@ -126,6 +128,17 @@ pub struct SessionEvidence {
     pub host_clock: Option<Timestamp>,
     /// When the certificate ends that it shows to agents, of a session that shows one.
     pub certificate_ends: Option<Timestamp>,
+}
+
+/// A cluster that was founded and is to stay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterEvidence {
+    /// Its name.
+    pub name: String,
+    /// Since when it is founded.
+    pub founded_at: Timestamp,
+    /// When the last snapshot of it was taken.
+    pub snapshot_at: Option<Timestamp>,
 }
 
 /// Sessions of one component and host that expired within [`LATELY`].

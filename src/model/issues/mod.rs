@@ -7,6 +7,7 @@
 //! that says what it means, how it is found and what to do; a test holds pages and kinds together.
 //!
 //! * [`evidence`]: what is looked at.
+//! * `clusters`: what is wrong with a cluster.
 //! * `machines`: what is wrong with one machine.
 //! * `leaving`: what is wrong with one on its way out, or out.
 //! * `pairs`: what two machines have in common and must not.
@@ -24,6 +25,7 @@ use crate::model::issues::evidence::Evidence;
 use crate::model::machine_view::MachineName;
 use crate::model::time::Timestamp;
 
+mod clusters;
 pub mod evidence;
 mod leaving;
 mod machines;
@@ -65,6 +67,7 @@ pub enum Kind {
     BudgetExhausted,
     CertificateEnds,
     ClockSkew,
+    ClusterSnapshotOld,
     CrashLoop,
     DeadRows,
     Drift,
@@ -91,12 +94,13 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, by name.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::AddressConflict,
         Self::Brake,
         Self::BudgetExhausted,
         Self::CertificateEnds,
         Self::ClockSkew,
+        Self::ClusterSnapshotOld,
         Self::CrashLoop,
         Self::DeadRows,
         Self::Drift,
@@ -130,6 +134,7 @@ impl Kind {
             Self::BudgetExhausted => "budget-exhausted",
             Self::CertificateEnds => "certificate-ends",
             Self::ClockSkew => "clock-skew",
+            Self::ClusterSnapshotOld => "cluster-snapshot-old",
             Self::CrashLoop => "crash-loop",
             Self::DeadRows => "dead-rows",
             Self::Drift => "drift",
@@ -169,6 +174,7 @@ impl Kind {
             | Self::Brake
             | Self::CertificateEnds
             | Self::ClockSkew
+            | Self::ClusterSnapshotOld
             | Self::CrashLoop
             | Self::Drift
             | Self::DuplicateSerial
@@ -262,6 +268,7 @@ pub fn issues(evidence: &Evidence) -> Vec<Issue> {
     let mut found = machines::found(evidence);
     found.extend(leaving::found(evidence));
     found.extend(pairs::found(evidence));
+    found.extend(clusters::found(evidence));
     found.extend(surroundings::found(evidence));
     found.sort_by(|a, b| (a.severity, a.id, &a.about).cmp(&(b.severity, b.id, &b.about)));
     found

@@ -12,7 +12,8 @@ use crate::model::facts::{
 };
 use crate::model::ids::MachineId;
 use crate::model::issues::evidence::{
-    ExpiredSessions, Lately, MachineEvidence, ProviderEvidence, SessionEvidence, StorageEvidence,
+    ClusterEvidence, ExpiredSessions, Lately, MachineEvidence, ProviderEvidence, SessionEvidence,
+    StorageEvidence,
 };
 use crate::model::machine_view::BrakeLine;
 use crate::model::needs_human::Obstacle;
@@ -104,11 +105,16 @@ fn well() -> Evidence {
             first_at: at(NOW - 100),
         }],
         listening_since: Some(at(0)),
+        clusters: Vec::new(),
         storage: Some(StorageEvidence {
             rows: vec![("session".into(), 99_999, 5), ("history".into(), 200_000, 200_000)],
             oldest_snapshot: Duration::from_mins(10),
         }),
     }
+}
+
+fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterEvidence {
+    ClusterEvidence { name: "ams".into(), founded_at: at(founded), snapshot_at: snapshot.map(at) }
 }
 
 fn called(obstacle: Obstacle) -> NeedsHuman {
@@ -124,6 +130,22 @@ const CASES: &[Case] = &[
         "silent",
         |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 600)),
         &[("silent-agent", "rack-a/1")],
+    ),
+    (
+        "a cluster without a snapshot",
+        |e| e.clusters.push(cluster(NOW - 3 * 3600, None)),
+        &[("cluster-snapshot-old", "cluster ams")],
+    ),
+    ("a young cluster without a snapshot", |e| e.clusters.push(cluster(NOW - 3 * 3600 + 1, None)), &[]),
+    (
+        "a cluster with an old snapshot",
+        |e| e.clusters.push(cluster(NOW - 90_000, Some(NOW - 3 * 3600))),
+        &[("cluster-snapshot-old", "cluster ams")],
+    ),
+    (
+        "a cluster with a young snapshot",
+        |e| e.clusters.push(cluster(NOW - 90_000, Some(NOW - 3 * 3600 + 1))),
+        &[],
     ),
     ("not yet silent", |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 599)), &[]),
     (

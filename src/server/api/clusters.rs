@@ -3,7 +3,9 @@
 use tonic::{Request, Response, Status};
 
 use crate::bmdb::cluster::{Change, target, view, with_machines};
+use crate::bmdb::cluster_snapshot::snapshots_of;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
+use crate::model::cluster::snapshot::SnapshotView;
 use crate::model::cluster::spec::{Approval, Spec};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView};
 use crate::model::declaration::Declaration;
@@ -20,6 +22,7 @@ const CREATE: &str = "shepherd.fleet.v1.Clusters/Create";
 const CHANGE: &str = "shepherd.fleet.v1.Clusters/Change";
 const DECLARE: &str = "shepherd.fleet.v1.Clusters/Declare";
 const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/Undeclare";
+const SNAPSHOT: &str = "shepherd.fleet.v1.Clusters/Snapshot";
 const APPROVE: &str = "shepherd.fleet.v1.Clusters/Approve";
 const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
 
@@ -122,6 +125,34 @@ impl Clusters for ClustersService {
         Ok(Response::new(answer(None, dry_run, &withdrawn.await.map_err(of_bmdb)?)))
     }
 
+    async fn snapshot(
+        &self,
+        request: Request<v1::SnapshotClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.get_ref();
+        let order = Said { rpc: SNAPSHOT, request: asked, order: asked.order.as_ref() }
+            .read(&caller, target(&asked.name))
+            .and_then(of_no_version)?;
+        let dry_run = order.dry_run;
+        let asked = self.site.bmdb.ask_for_snapshot(order, asked.name.clone());
+        Ok(Response::new(answer(None, dry_run, &asked.await.map_err(of_bmdb)?)))
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<v1::ListSnapshotsRequest>,
+    ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
+        let name = request.into_inner().name;
+        let look = self.site.looks.look(move |tx| {
+            let name = name.clone();
+            Box::pin(async move { snapshots_of(tx, &name).await })
+        });
+        let (found, now) = look.await.map_err(of_bmdb)?;
+        let snapshots = found.into_iter().map(snapshot).collect();
+        Ok(Response::new(v1::ListSnapshotsResponse { snapshots, at: Some(at(now)) }))
+    }
+
     async fn approve(
         &self,
         request: Request<v1::ApproveInClusterRequest>,
@@ -171,6 +202,21 @@ fn cluster(view: ClusterView) -> v1::Cluster {
         waits: view.waits,
         machines: view.machines.into_iter().map(machine).collect(),
         declarations: view.declarations.into_iter().map(declaration).collect(),
+        snapshot_at: view.snapshot_at.map(at),
+    }
+}
+
+fn snapshot(view: SnapshotView) -> v1::ClusterSnapshot {
+    v1::ClusterSnapshot {
+        id: view.id,
+        taken_at: Some(at(view.taken_at)),
+        why: view.why,
+        revision: view.revision,
+        epoch: view.epoch,
+        bytes: view.bytes,
+        nodes: view.nodes,
+        members: view.members,
+        digest: view.digest,
     }
 }
 

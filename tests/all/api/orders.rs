@@ -150,6 +150,7 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
             json!({ "name": "ams", "declaration": { "role": "front", "services": [service] } })
         }
         "Clusters/Undeclare" => json!({ "name": "ams", "role": "front" }),
+        "Clusters/Snapshot" => json!({ "name": "ams" }),
         "Clusters/Approve" => json!({ "name": "ams", "machine": machine }),
         "Clusters/Delete" => json!({ "name": "ams" }),
         "Credentials/Revoke" => json!({ "credential": credential }),
@@ -157,6 +158,19 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
     };
     body["order"] = order(&format!("to try {rpc}"), rpc);
     Ok(body)
+}
+
+/// Has the one cluster that there is be founded, and a snapshot of it be kept.
+async fn found(api: &Api) -> anyhow::Result<()> {
+    for statement in [
+        "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = 'ca', curators = '[]'",
+        "INSERT INTO cluster_snapshot
+         SELECT gen_random_uuid(), cluster_id, clock_timestamp(), 'first', 7, 0, 12345, 5, 3, '[]',
+                decode(repeat('cd', 32), 'hex') FROM cluster",
+    ] {
+        sqlx::query(statement).execute(&api.pool).await?;
+    }
+    Ok(())
 }
 
 fn key(byte: u8) -> HostKey {
@@ -186,6 +200,9 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
                 continue;
             }
             let rpc = format!("{}/{}", service.name(), method.name());
+            if rpc == "Clusters/Snapshot" {
+                found(&api).await?;
+            }
             // One that is to be rebooted cannot be switched otherwise.
             let about = if rpc == "Machines/Power" { second } else { machine };
             api.call(Some(&admin.token), &rpc, request(&rpc, about, other.id)?).await?.ok()?;

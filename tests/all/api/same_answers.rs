@@ -37,6 +37,7 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("get brakes", &[&[]]),
     ("cluster get", &[&[]]),
     ("cluster describe", &[&["ams"]]),
+    ("cluster snapshots", &[&["ams"]]),
     ("describe machine", &[&["M"]]),
     ("why", &[&["M"]]),
     ("timeline", &[&["M", "--limit", "2000"], &["M", "--limit", "501"]]),
@@ -142,6 +143,9 @@ async fn populate(api: &Api) -> anyhow::Result<String> {
                    \"restarts\": 7, \"message\": \"it ended with 1\"}]' FROM cluster",
         "INSERT INTO cluster_declaration SELECT cluster_id, 'web', 'x', decode(repeat('ab', 32), 'hex'), '[\"server\"]',
                 clock_timestamp(), 'kim', NULL FROM cluster",
+        "INSERT INTO cluster_snapshot
+         SELECT gen_random_uuid(), cluster_id, clock_timestamp() - INTERVAL '1 hour', 'members', 70, 1, 12345, 5, 3,
+                '[\"node-7\"]', decode(repeat('cd', 32), 'hex') FROM cluster",
     ] {
         let query = sqlx::query(statement);
         let query = if statement.contains("$1") { query.bind(machine.0) } else { query };

@@ -6,4 +6,5 @@ mod consensus;
 mod heartbeats;
 mod leading;
 mod life;
+mod snapshots;
 mod watches;

@@ -1,0 +1,1 @@
+DELETE FROM cluster_snapshot_chunk WHERE snapshot_id = ANY($1)

@@ -1,0 +1,66 @@
+//! Snapshots as an owner takes them: whole, and of one moment.
+
+use anyhow::Result;
+use shepherd::curator::cluster::authority_key;
+use shepherd::curator::etcd::namespace::Keys;
+use shepherd::curator::key_space::{LEADER, ROOT};
+use shepherd::curator::node::State;
+use shepherd::curator::snapshot::{Snapshot, digest_of};
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::snapshots_client::SnapshotsClient;
+use tonic::Code;
+use tonic::transport::Channel;
+
+use super::cluster::{Cluster, Holder, refusal};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::in_time;
+
+async fn take(channel: Channel) -> Result<Vec<wire::TakeSnapshotResponse>> {
+    let taking = async {
+        let mut answers =
+            SnapshotsClient::new(channel).take(wire::TakeSnapshotRequest {}).await?.into_inner();
+        let mut pieces = Vec::new();
+        while let Some(piece) = answers.message().await? {
+            pieces.push(piece);
+        }
+        Ok::<_, anyhow::Error>(pieces)
+    };
+    in_time("a snapshot", taking).await?
+}
+
+#[tokio::test]
+async fn snapshot_has_every_record_as_it_was_at_one_moment_in_pieces_for_an_owner() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    let client = cluster.etcd.client();
+    // More than one piece, and more than one page of etcd's.
+    for number in 0..300 {
+        client.put_unguarded(&format!("{ROOT}later/{number}"), &vec![7; 2_000]).await?;
+    }
+    let node = Holder::new()?;
+    let certificate = cluster.take_in(&node).await?;
+    let before = client.list(&Keys::Under(ROOT.to_owned())).await?;
+    let pieces = take(owner.clone()).await?;
+    assert!(pieces.len() > 1, "one piece");
+    let encoded: Vec<u8> = pieces.iter().flat_map(|piece| piece.piece.clone()).collect();
+    assert_eq!(pieces.last().map(|piece| piece.sha256.clone()), Some(digest_of(&encoded).to_vec()));
+    let taken = Snapshot::decode(&encoded)?;
+    assert_eq!((taken.cluster, taken.epoch), (cluster.id, 0));
+    assert!(taken.revision >= before.revision, "{} {}", taken.revision, before.revision);
+    let kept = before.records.iter().filter(|record| !LEADER.range().contains(&record.key));
+    for record in kept.clone() {
+        assert_eq!(taken.records.get(&record.key), Some(&record.value), "{}", record.key);
+    }
+    assert_eq!(taken.records.len(), kept.count());
+    assert!(taken.records.contains_key(&authority_key()?));
+    let nodes = taken.nodes()?;
+    assert!(nodes.iter().any(|known| known.id == node.id && known.state == State::Up), "{nodes:?}");
+    assert_eq!(taken.members()?, [cluster.nodes[0].id]);
+
+    // It has the key of the authority: no node reads it.
+    let as_node = cluster.channel(0, Some(node.with(&certificate)?))?;
+    let asking = SnapshotsClient::new(as_node).take(wire::TakeSnapshotRequest {}).await;
+    let (code, said) = refusal(asking)?;
+    assert_eq!(code, Code::PermissionDenied, "{said}");
+    Ok(())
+}
