@@ -49,6 +49,7 @@ pub mod hardware;
 pub mod known_time;
 pub mod running;
 pub mod server_verifier;
+pub mod shepherds;
 pub mod state_directory;
 pub mod supervise;
 pub mod supervision;
