@@ -1,11 +1,14 @@
--- Every cluster, or the one of that name, with its last snapshot.
+-- Every cluster, or the one of that name, with its last snapshot and the one that it is being restored from.
 SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.approval, c.version, c.created_at,
        c.created_by, c.deleting_at, c.deleting_by, c.founded_at, c.ca_certificate, c.curators, c.looked_at, c.seen_at,
-       c.waits, c.settled, c.voters, c.voters_reached, c.snapshot_asked_at,
-       s.snapshot_id AS "snapshot_id?", s.taken_at AS "taken_at?", s.voters AS "snapshot_voters?"
+       c.waits, c.settled, c.voters, c.voters_reached, c.snapshot_asked_at, c.epoch, c.restored_at, c.restoring_since,
+       c.restoring_by, c.restoring_onto, c.restoring_from,
+       s.snapshot_id AS "snapshot_id?", s.taken_at AS "taken_at?", s.voters AS "snapshot_voters?",
+       f.digest AS "from_digest?"
 FROM cluster c
 LEFT JOIN cluster_snapshot s ON s.snapshot_id =
     (SELECT n.snapshot_id FROM cluster_snapshot n WHERE n.cluster_id = c.cluster_id
      ORDER BY n.taken_at DESC, n.snapshot_id LIMIT 1)
+LEFT JOIN cluster_snapshot f ON f.snapshot_id = c.restoring_from
 WHERE $1::TEXT IS NULL OR c.name = $1
 ORDER BY c.name

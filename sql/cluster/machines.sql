@@ -4,7 +4,7 @@ SELECT c.machine_id, c.part, c.chosen_at, c.leaving, c.approved, c.waits, c.node
        t.machine_id IS NOT NULL AS "retiring!",
        o.what AS "what?", o.generation AS "asked?", o.ordered_at AS "ordered_at?",
        r.generation AS "reported?", r.node_key AS "node_key?", r.ca_certificate AS "ca_certificate?",
-       r.address AS "address?", r.error AS "error?", r.reported_at AS "reported_at?"
+       r.address AS "address?", r.error AS "error?", r.epoch AS "epoch?", r.reported_at AS "reported_at?"
 FROM machine_cluster c
 JOIN machine_due d ON d.machine_id = c.machine_id AND d.lane = 'access'
 LEFT JOIN machine_provided p ON p.machine_id = c.machine_id

@@ -1,9 +1,10 @@
 -- What its agent said; `reported_at` is when that was first so.
 INSERT INTO machine_cluster_report AS r
-    (machine_id, generation, node_key, ca_certificate, address, error, reported_at)
-VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp())
+    (machine_id, generation, node_key, ca_certificate, address, error, epoch, reported_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, clock_timestamp())
 ON CONFLICT (machine_id) DO UPDATE
 SET generation = EXCLUDED.generation, node_key = EXCLUDED.node_key, ca_certificate = EXCLUDED.ca_certificate,
-    address = EXCLUDED.address, error = EXCLUDED.error, reported_at = EXCLUDED.reported_at
-WHERE (r.generation, r.node_key, r.ca_certificate, r.address, r.error)
-    IS DISTINCT FROM (EXCLUDED.generation, EXCLUDED.node_key, EXCLUDED.ca_certificate, EXCLUDED.address, EXCLUDED.error)
+    address = EXCLUDED.address, error = EXCLUDED.error, epoch = EXCLUDED.epoch, reported_at = EXCLUDED.reported_at
+WHERE (r.generation, r.node_key, r.ca_certificate, r.address, r.error, r.epoch)
+    IS DISTINCT FROM (EXCLUDED.generation, EXCLUDED.node_key, EXCLUDED.ca_certificate, EXCLUDED.address, EXCLUDED.error,
+                      EXCLUDED.epoch)

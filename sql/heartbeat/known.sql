@@ -4,7 +4,8 @@ SELECT (SELECT h.previous_boot_id FROM machine_agent_heartbeat h WHERE h.machine
        q.generation AS "generation?", q.artefact_url AS "artefact_url?", q.artefact_sha256 AS "artefact_sha256?",
        o.generation AS "cluster_generation?", o.sealed AS "cluster_order?",
        c.generation AS "reported_generation?", c.node_key AS "reported_key?", c.ca_certificate AS "reported_ca?",
-       c.address AS "reported_address?", c.error AS "reported_error?"
+       c.address AS "reported_address?", c.error AS "reported_error?",
+       c.epoch AS "reported_epoch?"
 FROM machine m
 LEFT JOIN machine_os_installation_request q ON q.machine_id = m.machine_id
 LEFT JOIN cluster_order o ON o.machine_id = m.machine_id AND o.sealed IS NOT NULL

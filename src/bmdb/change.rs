@@ -401,7 +401,8 @@ pub(crate) async fn apply(
                 report.key.as_ref().map(<[u8; 32]>::as_slice),
                 report.ca_certificate.as_deref(),
                 report.address.as_deref(),
-                report.error.as_deref()
+                report.error.as_deref(),
+                i64::try_from(report.epoch).unwrap_or(i64::MAX)
             )
             .execute(tx)
             .await

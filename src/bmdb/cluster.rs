@@ -18,7 +18,7 @@ use crate::bmdb::inspect;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::cluster::snapshot::{LastSnapshot, Snapshots};
 use crate::model::cluster::spec::{Part, Spec};
-use crate::model::cluster::state::{Asked, Founded, Member, Report, Wanted};
+use crate::model::cluster::state::{Asked, Founded, Member, Report, Restoring, Wanted};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView, PartOfCluster, stage};
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
@@ -60,6 +60,16 @@ pub struct ClusterLine {
     pub voters: Option<(i64, i64)>,
     /// Its snapshots.
     pub snapshots: Snapshots,
+    /// How often it was restored from one, or is to have been.
+    pub epoch: u64,
+    /// When it was restored last.
+    pub restored_at: Option<Timestamp>,
+    /// Whether it is being restored.
+    pub restoring: Option<Restoring>,
+    /// From which snapshot.
+    pub restoring_from: Option<Uuid>,
+    /// As whom.
+    pub restoring_by: Option<String>,
 }
 
 /// A machine of a cluster with everything that is known of it there.
@@ -190,6 +200,15 @@ pub async fn clusters(tx: &mut PgConnection, name: Option<&str>) -> Result<Vec<C
                     },
                     asked: row.snapshot_asked_at,
                 },
+                epoch: row.epoch.try_into().unwrap_or(0),
+                restored_at: row.restored_at,
+                restoring: row.restoring_since.map(|since| Restoring {
+                    since,
+                    onto: row.restoring_onto.map(MachineId),
+                    digest: row.from_digest.and_then(|digest| digest.try_into().ok()).unwrap_or_default(),
+                }),
+                restoring_from: row.restoring_from,
+                restoring_by: row.restoring_by,
             })
         })
         .collect()
@@ -216,6 +235,7 @@ pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Machin
                 ca_certificate: row.ca_certificate,
                 address: row.address,
                 error: row.error,
+                epoch: row.epoch.and_then(|epoch| epoch.try_into().ok()).unwrap_or(0),
             });
             let node = row.node_id.map(|id| NodeLine {
                 id,
@@ -267,7 +287,10 @@ pub(crate) async fn part_of(
 pub fn view(found: &ClusterAndMachines) -> ClusterView {
     let ClusterAndMachines { cluster, machines, declarations } = found;
     let (deleting, founded) = (cluster.deleting.is_some(), cluster.founded.is_some());
-    let stage = stage(deleting, founded, machines.len(), cluster.settled);
+    let stage = match &cluster.restoring {
+        Some(_) if !deleting => "restoring",
+        _ => stage(deleting, founded, machines.len(), cluster.settled),
+    };
     let count = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);
     ClusterView {
         name: cluster.spec.name.clone(),
@@ -286,6 +309,10 @@ pub fn view(found: &ClusterAndMachines) -> ClusterView {
         voters: cluster.voters.map(|(voters, _)| count(voters)),
         voters_reached: cluster.voters.map(|(_, reached)| count(reached)),
         snapshot_at: cluster.snapshots.last.as_ref().map(|last| last.at),
+        epoch: cluster.epoch,
+        restored_at: cluster.restored_at,
+        restoring_from: cluster.restoring_from.map(|id| id.to_string()),
+        restoring_by: cluster.restoring_by.clone(),
         waits: cluster.waits.clone(),
         machines: machines.iter().map(machine_view).collect(),
         declarations: declarations.clone(),

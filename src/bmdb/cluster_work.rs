@@ -308,19 +308,20 @@ impl Bmdb {
         .await
     }
 
-    /// Keeps where a cluster's curators are.
+    /// Keeps where a cluster's curators are, and how often they say that it was restored.
     pub async fn keep_curators(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
-        curators: &[String],
+        (curators, epoch): (&[String], u64),
     ) -> Result<(), BmdbError> {
         let (lease, curators, doing) = (lease.clone(), json!(curators), "keeping where curators are");
+        let epoch = i64::try_from(epoch).unwrap_or(i64::MAX);
         self.transact(doing, move |tx| {
             let (lease, curators) = (lease.clone(), curators.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/cluster/curators.sql", cluster, curators)
+                sqlx::query_file!("sql/cluster/curators.sql", cluster, curators, epoch)
                     .execute(tx)
                     .await
                     .doing(doing)?;

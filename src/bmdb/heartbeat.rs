@@ -390,6 +390,7 @@ async fn store(
             ca_certificate: row.reported_ca,
             address: row.reported_address,
             error: row.reported_error,
+            epoch: row.reported_epoch.and_then(|epoch| epoch.try_into().ok()).unwrap_or(0),
         }),
     };
     let event = match judge(&snapshot.facts, phase, &known, heartbeat) {

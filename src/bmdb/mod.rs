@@ -18,7 +18,7 @@
 //!   transaction; whose it is, a [`credential`] says.
 //! * A **cluster** of machines is asked for and read in [`cluster`]; what becomes of it is written under its lease
 //!   (`cluster_work`). Roles that are declared to it are in [`cluster_declaration`], snapshots of it in
-//!   [`cluster_snapshot`].
+//!   [`cluster_snapshot`], and how it is brought back in [`cluster_restore`].
 //! * An [`artefact`] is a file that machines fetch from any shepherd, kept in pieces.
 //! * What is counted stands in one book ([`metric_book`], [`metrics`]); the fleet is counted once a minute
 //!   ([`sample`]).
@@ -45,6 +45,7 @@ pub mod change;
 pub mod claim;
 pub mod cluster;
 pub mod cluster_declaration;
+pub mod cluster_restore;
 pub mod cluster_snapshot;
 #[cfg(feature = "shepherd")]
 pub mod cluster_work;

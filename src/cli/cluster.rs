@@ -1,4 +1,5 @@
-//! `cluster create|get|describe|scale|declare|undeclare|roles|approve|snapshot|snapshots|delete`: clusters of machines.
+//! `cluster create|get|describe|scale|declare|undeclare|roles|approve|snapshot|snapshots|restore|
+//! delete`: clusters of machines.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -61,6 +62,9 @@ pub enum ClusterCommand {
     /// List the snapshots that are kept of a cluster
     #[command(after_help = examples::CLUSTER_SNAPSHOTS)]
     Snapshots(OfCluster),
+    /// Bring a cluster back from a snapshot, when most of its control plane is lost for good
+    #[command(after_help = examples::CLUSTER_RESTORE)]
+    Restore(RestoreCluster),
     /// End a cluster: its machines leave it, and what they keep of it is removed
     #[command(after_help = examples::CLUSTER_DELETE)]
     Delete(DeleteCluster),
@@ -197,6 +201,26 @@ pub struct SnapshotCluster {
     pub reason: String,
 }
 
+/// A cluster to bring back.
+#[derive(Debug, Args)]
+pub struct RestoreCluster {
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The snapshot [default: the newest one]
+    #[arg(long, value_name = "ID")]
+    pub snapshot: Option<String>,
+    /// The machine that it is brought back onto first: its id, or its provider's name for it [default: any that is free]
+    #[arg(long, value_name = "MACHINE")]
+    pub onto: Option<String>,
+    /// Do it though most of its control plane answers, and lose what was changed since the snapshot
+    #[arg(long = "bypass_quorum", alias = "bypass-quorum")]
+    pub bypass_quorum: bool,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
 /// A cluster to end.
 #[derive(Debug, Args)]
 pub struct DeleteCluster {
@@ -245,6 +269,10 @@ fn cluster(said: v1::Cluster) -> Result<ClusterView, CliError> {
         curators: said.curators,
         seen_at: said.seen_at.and_then(moment),
         snapshot_at: said.snapshot_at.and_then(moment),
+        epoch: said.epoch,
+        restored_at: said.restored_at.and_then(moment),
+        restoring_from: said.restoring_from,
+        restoring_by: said.restoring_by,
         voters: said.voters,
         voters_reached: said.voters_reached,
         waits: said.waits,
@@ -320,6 +348,7 @@ pub async fn cluster_command(
         ClusterCommand::Approve(asked) => approve(source, asked, format).await,
         ClusterCommand::Snapshot(asked) => snapshots::ask(source, asked, format).await,
         ClusterCommand::Snapshots(of) => snapshots::list(source, &of.name, format).await,
+        ClusterCommand::Restore(asked) => snapshots::restore(source, asked, format).await,
         ClusterCommand::Delete(asked) => delete(source, asked, format).await,
     }
 }
@@ -399,6 +428,12 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
         Some(taken) => line("snapshot", &format!("{} ago", rough(between(taken, now)))),
         None if !cluster.curators.is_empty() => line("snapshot", "none yet"),
         None => {}
+    }
+    if let Some(restored) = cluster.restored_at {
+        line("restored", &format!("{} ago; epoch {}", rough(between(restored, now)), cluster.epoch));
+    }
+    if let (Some(from), Some(by)) = (&cluster.restoring_from, &cluster.restoring_by) {
+        line("restoring", &format!("from snapshot {from}, as {by} ordered"));
     }
     for declared in &cluster.declarations {
         let withdrawn = if declared.withdrawn { ", withdrawn" } else { "" };

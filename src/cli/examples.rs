@@ -145,6 +145,15 @@ Example:
 
 A snapshot is kept sealed in the database, and holds every secret of the cluster.";
 
+/// `cluster restore`.
+pub const CLUSTER_RESTORE: &str = "\
+Examples:
+  shepherdctl cluster restore ams --reason 'two of its three members burnt'
+  shepherdctl cluster restore ams --onto rack-7-03 --reason 'the rest of the hall is dark'
+
+What was changed since the snapshot is lost. Workers go on with what they run, and follow the new
+control plane; machines of the old one leave, and whoever is not heard is told so when it is again.";
+
 /// `cluster approve`.
 pub const CLUSTER_APPROVE: &str = "\
 Example:

@@ -1,12 +1,13 @@
-//! `cluster snapshot|snapshots`: what is kept of clusters, to bring them back.
+//! `cluster snapshot|snapshots|restore`: what is kept of clusters, and bringing them back.
 
 use serde_json::json;
 
 use crate::bmdb::action::Done;
 use crate::bmdb::cluster::target;
+use crate::bmdb::cluster_restore::Restore;
 use crate::bmdb::cluster_snapshot::snapshots_of;
 use crate::cli::again;
-use crate::cli::cluster::{SnapshotCluster, given, told};
+use crate::cli::cluster::{RestoreCluster, SnapshotCluster, given, told};
 use crate::cli::error::CliError;
 use crate::cli::get;
 use crate::cli::operate::direct;
@@ -37,6 +38,42 @@ pub(super) async fn ask(
             let give = async |service, order| {
                 let request = v1::SnapshotClusterRequest { name: asked.name.clone(), order: Some(order) };
                 ClustersClient::new(service).snapshot(request).await
+            };
+            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            Done { changed: done.changed, said: done.said }
+        }
+    };
+    told(&asked.name, &done, format)
+}
+
+/// Has a cluster brought back.
+pub(super) async fn restore(
+    source: &Source,
+    asked: &RestoreCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    given(&asked.reason)?;
+    let done = match source {
+        Source::Direct(bmdb) => {
+            let order =
+                direct("shepherd.fleet.v1.Clusters/Restore", target(&asked.name), Some(&asked.reason));
+            let restore = Restore {
+                snapshot: asked.snapshot.clone(),
+                onto: asked.onto.clone(),
+                bypass_quorum: asked.bypass_quorum,
+            };
+            bmdb.restore_cluster(order, asked.name.clone(), restore).await?.done
+        }
+        Source::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::RestoreClusterRequest {
+                    name: asked.name.clone(),
+                    order: Some(order),
+                    snapshot: asked.snapshot.clone().unwrap_or_default(),
+                    onto: asked.onto.clone().unwrap_or_default(),
+                    bypass_quorum: asked.bypass_quorum,
+                };
+                ClustersClient::new(service).restore(request).await
             };
             let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
             Done { changed: done.changed, said: done.said }

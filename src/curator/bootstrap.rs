@@ -24,6 +24,8 @@ use crate::curator::node::{ConsensusMember, Node, Roles, State, Status};
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::pki::{AUTHORITY_LIFETIME, Authority, NODE_LIFETIME, PkiError, Serial, Validity};
 use crate::curator::record::{BrokenRecord, RecordError};
+use crate::curator::restore::{Restoring, restore};
+use crate::curator::snapshot::SnapshotError;
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
 use crate::model::time::Timestamp;
@@ -46,6 +48,16 @@ pub struct Founding {
     pub labels: Labels,
     /// Where others reach it, if that is known already.
     pub address: Option<IpAddr>,
+    /// From what the cluster is brought back, if it is no new one.
+    pub restoring: Option<Restoring>,
+}
+
+impl Founding {
+    /// How often the cluster was restored, this time included.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.restoring.as_ref().map_or(0, |restoring| restoring.epoch)
+    }
 }
 
 /// What the first node has of it.
@@ -92,6 +104,9 @@ pub enum FoundingError {
     /// A key in etcd.
     #[error(transparent)]
     Key(#[from] KeyError),
+    /// What it was to be restored from.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// The authority.
     #[error(transparent)]
     Pki(#[from] PkiError),
@@ -112,7 +127,10 @@ pub async fn bootstrap(
     let (cluster_key, authority_key) = (cluster::cluster_key()?, cluster::authority_key()?);
     let id = NodeId::of(&founding.node_key);
     let node_key = Node::etcd_key(&id)?;
-    if client.get(&authority_key).await?.is_none() {
+    if let Some(restoring) = &founding.restoring {
+        let member = client.status().await?.member;
+        restore(client, restoring, &first_node(founding, member, now)).await?;
+    } else if client.get(&authority_key).await?.is_none() {
         let member = client.status().await?.member;
         let authority = &founding.authority;
         let record = Cluster {

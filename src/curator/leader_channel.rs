@@ -8,6 +8,10 @@
 //! The leader proves by its certificate to be the node that was said to lead; what a curator says that does not lead is
 //! worth no more than a hint. A node that runs a curator itself knows it under an address of its own (the loopback),
 //! which does not change with the node's.
+//!
+//! Of two clusters that say to be the same one, the one that was restored later is: by its epoch, which every curator
+//! says. The highest that was heard is kept before it is followed; whoever speaks of a lower one is not followed, and what
+//! is open to such a leader is cut off ([`restore`](crate::curator::restore) says why that is enough).
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -25,7 +29,9 @@ use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::transport::Channel;
 
-use crate::curator::dial::dial;
+use tokio_util::sync::CancellationToken;
+
+use crate::curator::dial::{dial, dial_until};
 use crate::curator::node_id::NodeId;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::leader_client::LeaderClient;
@@ -39,6 +45,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// TLS to a curator: to this node alone, or to any of the cluster.
 pub type Configure = Arc<dyn Fn(Option<NodeId>) -> Result<Arc<ClientConfig>, rustls::Error> + Send + Sync>;
+
+/// Keeps the highest epoch that was heard, durably; the error is a sentence.
+pub type KeepEpoch = Arc<dyn Fn(u64) -> Result<(), String> + Send + Sync>;
 
 /// Who leads, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +67,17 @@ struct Inner {
     learnt: watch::Sender<u64>,
     leader: watch::Sender<Option<(LeaderAt, Channel)>>,
     configure: Configure,
+    /// The highest epoch that was heard.
+    epoch: watch::Sender<Epoch>,
+    keep_epoch: KeepEpoch,
+}
+
+/// An epoch, and what ends with it.
+#[derive(Clone)]
+struct Epoch {
+    number: u64,
+    /// Cancelled when a higher one was heard: what goes to its leaders is cut off.
+    over: CancellationToken,
 }
 
 #[derive(Default)]
@@ -105,6 +125,10 @@ enum NoLeader {
     Ended,
     #[error("it said something that cannot be: {0}")]
     Odd(String),
+    #[error("it is of epoch {said} of the cluster, which has been restored since ({heard})")]
+    Before { said: u64, heard: u64 },
+    #[error("that the cluster was restored could not be kept: {0}")]
+    NotKept(String),
     #[error(transparent)]
     Tls(#[from] rustls::Error),
 }
@@ -113,7 +137,15 @@ impl Curators {
     /// Curators of which none is known yet. `configure` says who may answer, and who we are.
     #[must_use]
     pub fn new(configure: Configure) -> Self {
+        Self::of_epoch(configure, 0, Arc::new(|_| Ok(())))
+    }
+
+    /// The same, for whoever has heard of this epoch of the cluster, and keeps higher ones.
+    #[must_use]
+    pub fn of_epoch(configure: Configure, epoch: u64, keep_epoch: KeepEpoch) -> Self {
         Self(Arc::new(Inner {
+            epoch: watch::Sender::new(Epoch { number: epoch, over: CancellationToken::new() }),
+            keep_epoch,
             known: Mutex::default(),
             learnt: watch::Sender::new(0),
             leader: watch::Sender::new(None),
@@ -128,6 +160,30 @@ impl Curators {
             self.0.known().directory = addresses;
             self.0.learnt.send_modify(|count| *count += 1);
         }
+    }
+
+    /// The highest epoch of the cluster that was heard.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.0.epoch.borrow().number
+    }
+
+    /// Takes this epoch for one that there is, once it is kept: no leader of a lower one is followed from then on.
+    pub fn raise(&self, epoch: u64) -> Result<(), String> {
+        if epoch <= self.epoch() {
+            return Ok(());
+        }
+        (self.0.keep_epoch)(epoch)?;
+        self.0.epoch.send_if_modified(|known| {
+            // Somebody else may have heard of it as well.
+            let higher = epoch > known.number;
+            if higher {
+                known.over.cancel();
+                *known = Epoch { number: epoch, over: CancellationToken::new() };
+            }
+            higher
+        });
+        Ok(())
     }
 
     /// `host:port` of the curators that are known.
@@ -199,13 +255,26 @@ impl Curators {
         let asking = client.watch(wire::WatchLeaderRequest {});
         let answers = tokio::time::timeout(ANSWER, asking).await.map_err(|_| NoLeader::Silent)?;
         let mut answers = answers.map_err(NoLeader::Said)?.into_inner();
+        let mut epochs = self.0.epoch.subscribe();
+        let mut followed = None;
         loop {
-            let answer = if *found {
-                answers.message().await
+            let answer = if let Some(said) = followed {
+                tokio::select! {
+                    answer = answers.message() => answer,
+                    Ok(heard) = epochs.wait_for(|heard| heard.number > said) => {
+                        return Err(NoLeader::Before { said, heard: heard.number });
+                    }
+                }
             } else {
                 tokio::time::timeout(ANSWER, answers.message()).await.map_err(|_| NoLeader::Silent)?
             };
             let said = answer.map_err(NoLeader::Said)?.ok_or(NoLeader::Ended)?;
+            self.raise(said.epoch).map_err(NoLeader::NotKept)?;
+            let epoch = self.0.epoch.borrow().clone();
+            if said.epoch < epoch.number {
+                return Err(NoLeader::Before { said: said.epoch, heard: epoch.number });
+            }
+            followed = Some(said.epoch);
             let node: NodeId =
                 said.leader_node_id.parse().map_err(|error| NoLeader::Odd(format!("{error}")))?;
             let place = self.0.known().place(node, &said, candidate);
@@ -215,7 +284,8 @@ impl Curators {
             if self.leader().as_ref() != Some(&leader) {
                 tracing::info!(leader = %leader.node, address = leader.address, "calls go to this curator");
                 // Nobody else may answer there, whatever leads us there.
-                let channel = dial(&leader.address, (self.0.configure)(Some(node))?);
+                let config = (self.0.configure)(Some(node))?;
+                let channel = dial_until(&leader.address, config, &epoch.over);
                 self.0.leader.send_replace(Some((leader, channel)));
             }
         }
@@ -306,12 +376,44 @@ mod tests {
     }
 
     #[test]
+    fn epoch_is_kept_before_it_counts_and_never_goes_back() {
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let keep: KeepEpoch = {
+            let kept = kept.clone();
+            Arc::new(move |epoch| {
+                if epoch == 9 {
+                    return Err("the disk is full".to_owned());
+                }
+                kept.lock().unwrap().push(epoch);
+                Ok(())
+            })
+        };
+        let configure: Configure = Arc::new(|_| Err(rustls::Error::General("nobody".to_owned())));
+        let curators = Curators::of_epoch(configure, 2, keep);
+        let before = curators.0.epoch.borrow().over.clone();
+        for (epoch, expected, counts) in [
+            (1, Ok(()), 2),
+            (2, Ok(()), 2),
+            (9, Err("the disk is full".to_owned()), 2),
+            (4, Ok(()), 4),
+            (3, Ok(()), 4),
+        ] {
+            assert_eq!(curators.raise(epoch), expected, "{epoch}");
+            assert_eq!(curators.epoch(), counts, "{epoch}");
+            assert_eq!(before.is_cancelled(), counts == 4, "what goes to leaders of before is cut off");
+        }
+        assert_eq!(*kept.lock().unwrap(), [4]);
+        assert!(!curators.0.epoch.borrow().over.is_cancelled());
+    }
+
+    #[test]
     fn leader_is_where_it_says_or_where_it_was_reached_and_never_elsewhere() {
         let said = |leader: u8, address: &str, port, this: u8| wire::WatchLeaderResponse {
             leader_node_id: node_id(leader).to_string(),
             leader_address: address.to_owned(),
             leader_port: port,
             this_node_id: node_id(this).to_string(),
+            epoch: 0,
         };
         let place = |local, said: wire::WatchLeaderResponse| {
             known(&[], local).place(said.leader_node_id.parse().unwrap(), &said, "10.0.0.9:1")

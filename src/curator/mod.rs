@@ -22,7 +22,8 @@
 //!   [`credential`][]: records of what there is one of, and of certificates. [`snapshot`][]: all of them at one moment.
 //!
 //! All that is said to etcd: [`etcd`][]. And what is made of both: [`service`][], over [`tls`][] and by its [`clock`][],
-//! for a cluster that [`bootstrap`][] has founded. Whoever calls goes through [`leader_channel`][], which [`dial`][]s.
+//! for a cluster that [`bootstrap`][] has founded, or
+//! [`restore`][] has brought back. Whoever calls goes through [`leader_channel`][], which [`dial`][]s.
 //!
 //! # What would break otherwise
 //!
@@ -54,6 +55,7 @@ pub mod peer;
 pub mod permissions;
 pub mod pki;
 pub mod record;
+pub mod restore;
 pub mod roles;
 pub mod service;
 pub mod snapshot;

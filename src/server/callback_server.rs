@@ -35,6 +35,7 @@ use crate::server::error::ServerError;
 use crate::server::fetching::{Artefacts, Fetching, Source};
 use crate::server::heartbeat_form::MESSAGE_LIMIT;
 use crate::server::presence::Presence;
+use crate::server::snapshot_source::Snapshots;
 use crate::server::tls::server_config;
 
 /// Component of the session that a callback server holds.
@@ -135,8 +136,8 @@ pub async fn serve_agents(
         endpoints: endpoints_alive,
         authorities: authorities.clone(),
         rates: rates.clone(),
+        fetching: Fetching::new(sources(&bmdb, settings.secrets.as_ref()), metrics.clone(), stop.clone()),
         secrets: settings.secrets,
-        fetching: Fetching::new(sources(&bmdb), metrics.clone(), stop.clone()),
         metrics: metrics.clone(),
     };
     let (accepted, connections) = mpsc::channel(256);
@@ -158,8 +159,12 @@ pub async fn serve_agents(
 }
 
 /// Where files that machines fetch come from.
-fn sources(bmdb: &Bmdb) -> Vec<Arc<dyn Source>> {
-    vec![Arc::new(Artefacts(bmdb.clone()))]
+fn sources(bmdb: &Bmdb, secrets: Option<&Arc<SecretsKey>>) -> Vec<Arc<dyn Source>> {
+    let mut sources: Vec<Arc<dyn Source>> = vec![Arc::new(Artefacts(bmdb.clone()))];
+    if let Some(secrets) = secrets {
+        sources.push(Arc::new(Snapshots::new(bmdb.clone(), secrets.clone())));
+    }
+    sources
 }
 
 struct Parts {

@@ -88,6 +88,9 @@ fn cluster_report(report: ClusterReport) -> Result<Report, MalformedField> {
     if report.ca_certificate.len() > CERTIFICATE_LIMIT {
         return malformed("cluster_report.ca_certificate", "is larger than 8 KiB");
     }
+    if i64::try_from(report.epoch).is_err() {
+        return malformed("cluster_report.epoch", "is larger than it can be");
+    }
     if !report.address.is_empty() && report.address.parse::<std::net::IpAddr>().is_err() {
         return malformed("cluster_report.address", "is no IP address");
     }
@@ -99,6 +102,7 @@ fn cluster_report(report: ClusterReport) -> Result<Report, MalformedField> {
         ca_certificate: Some(report.ca_certificate).filter(|bytes| !bytes.is_empty()),
         address: Some(report.address).filter(|text| !text.is_empty()),
         error: Some(error).filter(|text| !text.is_empty()),
+        epoch: report.epoch,
     })
 }
 
@@ -199,6 +203,7 @@ mod tests {
             ca_certificate: vec![1, 2],
             address: "10.0.0.1".to_owned(),
             error: "no\nroute".to_owned(),
+            epoch: 2,
         };
         let mut request = request();
         request.cluster_report = Some(report.clone());
@@ -215,6 +220,7 @@ mod tests {
                 ClusterReport { address: "ams".to_owned(), ..report.clone() },
                 "cluster_report.address is no IP",
             ),
+            (ClusterReport { epoch: u64::MAX, ..report.clone() }, "cluster_report.epoch is larger"),
             (
                 ClusterReport { ca_certificate: vec![0; 9000], ..report },
                 "cluster_report.ca_certificate is larger",

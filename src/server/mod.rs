@@ -29,5 +29,6 @@ pub mod heartbeat_form;
 pub mod metrics;
 pub mod presence;
 pub mod rotation;
+pub mod snapshot_source;
 pub mod tls;
 pub mod unproven;

@@ -14,11 +14,11 @@ use crate::harness::child::Program;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 
 /// A fleet whose machines can be nodes.
-struct Field {
-    fleet: Fleet,
+pub(crate) struct Field {
+    pub(crate) fleet: Fleet,
     _shepherd: Program,
     // Behind the fleet: what is left of nodes goes when the simulator is gone.
-    _nodes: Nodes,
+    nodes: Nodes,
 }
 
 /// Ends the etcds of a fleet that is gone, which are nobody's children then.
@@ -38,9 +38,11 @@ impl Drop for Nodes {
 
 fn records(disks: &std::path::Path) -> Vec<std::path::PathBuf> {
     let machines = std::fs::read_dir(disks).into_iter().flatten().flatten();
-    let children = machines.flat_map(|machine| {
-        std::fs::read_dir(machine.path().join("children")).into_iter().flatten().flatten()
-    });
+    machines.flat_map(|machine| children(&machine.path())).collect()
+}
+
+fn children(disk: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let children = std::fs::read_dir(disk.join("children")).into_iter().flatten().flatten();
     children.map(|child| child.path().join("process.json")).collect()
 }
 
@@ -54,7 +56,7 @@ const FLAGS: [&str; 4] = [
 ];
 
 impl Field {
-    async fn start(name: &str, machines: usize) -> Result<Self> {
+    pub(crate) async fn start(name: &str, machines: usize) -> Result<Self> {
         let count = machines.to_string();
         let roleserver = env!("CARGO_BIN_EXE_roleserver");
         let simulator = [
@@ -73,10 +75,10 @@ impl Field {
         let shepherd = fleet.shepherd("shepherd", &[endpoint()?], &FLAGS)?;
         fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
         fleet.until("all are Ready", ALL_READY).await?;
-        Ok(Self { fleet, _shepherd: shepherd, _nodes: nodes })
+        Ok(Self { fleet, _shepherd: shepherd, nodes })
     }
 
-    fn ctl(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) fn ctl(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
             .args(["--direct", "--bmdb_dialect", self.fleet.database.mode().dialect().as_str()])
             .args(arguments)
@@ -91,13 +93,13 @@ impl Field {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    fn cluster(&self, name: &str) -> Result<Value> {
+    pub(crate) fn cluster(&self, name: &str) -> Result<Value> {
         let said = self.ctl(&["cluster", "describe", name, "-o", "json"])?;
         Ok(serde_json::from_str::<Value>(&said)?["cluster"].clone())
     }
 
     /// Waits until a cluster is as `is` says.
-    async fn until(&self, what: &str, name: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
+    pub(crate) async fn until(&self, what: &str, name: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
         let end = Instant::now() + PATIENCE;
         loop {
             let cluster = self.cluster(name)?;
@@ -112,17 +114,30 @@ impl Field {
         }
     }
 
+    /// Where the disk of a machine is.
+    pub(crate) fn disk(&self, machine: &str) -> std::path::PathBuf {
+        self.nodes.disks.join(machine)
+    }
+
+    /// Whether anything runs on a machine beside its role server.
+    pub(crate) fn runs_anything(&self, machine: &str) -> bool {
+        children(&self.disk(machine)).iter().any(|record| {
+            shepherd::roleserver::child::launch::recorded(record)
+                .is_some_and(|record| record.instance.is_alive())
+        })
+    }
+
     fn why(&self, machine: &str) -> Result<String> {
         self.ctl(&["why", machine])
     }
 }
 
-fn machines<'c>(cluster: &'c Value, part: &str) -> Vec<&'c Value> {
+pub(crate) fn machines<'c>(cluster: &'c Value, part: &str) -> Vec<&'c Value> {
     let all = cluster["machines"].as_array().map(Vec::as_slice).unwrap_or_default();
     all.iter().filter(|machine| machine["part"] == part).collect()
 }
 
-fn settled(cluster: &Value) -> bool {
+pub(crate) fn settled(cluster: &Value) -> bool {
     cluster["stage"] == "settled"
 }
 
@@ -319,14 +334,20 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
 
 /// How many processes sleep for this long.
 fn asleep(seconds: u32) -> Result<usize> {
+    Ok(sleeping(seconds)?.len())
+}
+
+/// The processes that sleep for this long.
+pub(crate) fn sleeping(seconds: u32) -> Result<Vec<u32>> {
     let sleeps = |process: &std::fs::DirEntry| {
         std::fs::read(process.path().join("cmdline"))
             .is_ok_and(|line| line == format!("/bin/sleep\0{seconds}\0").into_bytes())
     };
-    Ok(std::fs::read_dir("/proc")?.flatten().filter(sleeps).count())
+    let found = std::fs::read_dir("/proc")?.flatten().filter(sleeps);
+    Ok(found.filter_map(|process| process.file_name().to_str()?.parse().ok()).collect())
 }
 
-async fn wait_for(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+pub(crate) async fn wait_for(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !holds()? {
         ensure!(Instant::now() < end, "waited in vain until {what}");

@@ -95,6 +95,7 @@ const THROUGH_THE_API: &[&str] = &[
     "cluster approve",
     "cluster snapshot",
     "cluster snapshots",
+    "cluster restore",
     "cluster delete",
     "artefacts add",
     "artefacts get",

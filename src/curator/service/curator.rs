@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::curator::clock::Clock;
-use crate::curator::cluster;
+use crate::curator::cluster::{self, Cluster};
 use crate::curator::etcd::client::Client;
 use crate::curator::etcd::election::{Candidate, Standing, stand};
 use crate::curator::etcd::guard::Guard;
@@ -176,8 +176,8 @@ impl Curator {
             }
             Standing::Follower(leader) => {
                 tracing::info!(leader = leader.name, "this curator follows");
-                let Some(ca_certificate) = self.ca_certificate(&over).await else { return Ok(()) };
-                let who_leads = self.who_leads(ca_certificate, standing, over.clone());
+                let Some(known) = self.known(&over).await else { return Ok(()) };
+                let who_leads = self.who_leads(known, standing, over.clone());
                 let door = Door::of_follower(who_leads, over.clone());
                 serve(self.listener.clone(), self.config.clone(), door, over).await;
                 Ok(())
@@ -192,8 +192,11 @@ impl Curator {
                         return Ok(());
                     }
                     let leading = Arc::new(leading);
-                    let ca_certificate = leading.authority.anchor().certificate.clone().into();
-                    let who_leads = self.who_leads(ca_certificate, standing, over.clone());
+                    let known = Known {
+                        ca_certificate: leading.authority.anchor().certificate.clone().into(),
+                        epoch: leading.cluster.epoch,
+                    };
+                    let who_leads = self.who_leads(known, standing, over.clone());
                     let door = Door::of_leader(who_leads, leading.clone());
                     let serving = serve(self.listener.clone(), self.config.clone(), door, over.clone());
                     tokio::select! {
@@ -284,16 +287,16 @@ impl Curator {
 
     fn who_leads(
         &self,
-        ca_certificate: Arc<[u8]>,
+        Known { ca_certificate, epoch }: Known,
         standing: watch::Receiver<Standing>,
         ended: CancellationToken,
     ) -> WhoLeads {
         let (own, port, client) = (self.settings.own, self.address.port(), self.settings.client.clone());
-        WhoLeads { own, port, ca_certificate, standing, client, ended }
+        WhoLeads { own, port, ca_certificate, epoch, standing, client, ended }
     }
 
-    /// The certificate of the authority, as soon as etcd answers; `None` when it is over before.
-    async fn ca_certificate(&self, over: &CancellationToken) -> Option<Arc<[u8]>> {
+    /// By what the cluster is known, as soon as etcd answers; `None` when it is over before.
+    async fn known(&self, over: &CancellationToken) -> Option<Known> {
         let mut failures = 0;
         let reading = async {
             loop {
@@ -301,12 +304,17 @@ impl Curator {
                     let key = cluster::authority_key()?;
                     let Some(record) = self.settings.client.get(&key).await? else { return Ok(None) };
                     let authority = cluster::decode_authority(&key, &record.value)?;
-                    Ok::<_, Failure>(Some(authority.anchor().certificate.clone().into()))
+                    let key = cluster::cluster_key()?;
+                    let Some(record) = self.settings.client.get(&key).await? else { return Ok(None) };
+                    Ok::<_, Failure>(Some(Known {
+                        ca_certificate: authority.anchor().certificate.clone().into(),
+                        epoch: Cluster::decode(&key, &record.value)?.epoch,
+                    }))
                 };
                 match read.await {
-                    Ok(Some(certificate)) => return certificate,
+                    Ok(Some(known)) => return known,
                     Ok(None) => tracing::debug!("this etcd holds no cluster yet"),
-                    Err(error) => tracing::info!(%error, "the authority of the cluster cannot be read yet"),
+                    Err(error) => tracing::info!(%error, "what the cluster is cannot be read yet"),
                 }
                 failures += 1;
                 tokio::time::sleep(pause::after_failure(failures, rand::random())).await;
@@ -314,6 +322,12 @@ impl Curator {
         };
         over.run_until_cancelled(reading).await
     }
+}
+
+/// By what the cluster is known to whoever asks.
+struct Known {
+    ca_certificate: Arc<[u8]>,
+    epoch: u64,
 }
 
 /// What the keys of candidates begin with, as the election wants it: without the last slash.

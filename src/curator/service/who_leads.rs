@@ -29,6 +29,8 @@ pub struct WhoLeads {
     pub port: u16,
     /// The certificate of the cluster's authority, DER.
     pub ca_certificate: Arc<[u8]>,
+    /// How often the cluster was restored.
+    pub epoch: u64,
     /// What this curator is.
     pub standing: watch::Receiver<Standing>,
     /// Where the records are.
@@ -52,7 +54,7 @@ impl leader_server::Leader for WhoLeads {
             Standing::Neither => return Err(unknown()),
         };
         let places = places(&self.client, leader)?;
-        let (this, port) = (self.own, self.port);
+        let (this, port, epoch) = (self.own, self.port, self.epoch);
         let answers = places.filter_map(move |place| async move {
             let (leader_address, leader_port) = match place {
                 Some(place) if own => (place.0, port),
@@ -66,6 +68,7 @@ impl leader_server::Leader for WhoLeads {
                 leader_address,
                 leader_port: leader_port.into(),
                 this_node_id: this.to_string(),
+                epoch,
             }))
         });
         // A leader that has said where it is no longer is the last that is said.

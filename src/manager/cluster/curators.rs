@@ -16,6 +16,7 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::error::BmdbError;
 use crate::bmdb::secret::{SecretError, SecretsKey};
 use crate::curator::clock::Clock;
 use crate::curator::identity::{Identity, IdentityError};
@@ -68,6 +69,9 @@ pub enum CuratorError {
         /// What was asked.
         doing: &'static str,
     },
+    /// The database.
+    #[error(transparent)]
+    Bmdb(#[from] BmdbError),
     /// What was sent is no snapshot.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
@@ -106,12 +110,13 @@ impl Drop for Way {
 }
 
 impl Way {
-    fn new(founded: &Founded, certificate: &[u8], key: &Identity) -> Result<Self, CuratorError> {
+    fn new(founded: &Founded, epoch: u64, certificate: &[u8], key: &Identity) -> Result<Self, CuratorError> {
         let anchor = Anchor::parse(&founded.ca_certificate)?;
         let own = certified(certificate, key.pkcs8())?;
         let configure =
             move |expected| client_config(anchor.clone(), expected, Some(own.clone()), Clock::host());
-        let curators = Curators::new(Arc::new(configure));
+        // Kept with what they answer; what is not kept is heard again.
+        let curators = Curators::of_epoch(Arc::new(configure), epoch, Arc::new(|_| Ok(())));
         curators.learn(founded.curators.iter().cloned());
         let follower = curators.clone();
         let following = tokio::spawn(async move { match follower.follow().await {} });
@@ -119,13 +124,15 @@ impl Way {
     }
 
     /// Claims a certificate by the owner's key, and goes by that from then on.
-    pub async fn claim(founded: &Founded, key: &Identity) -> Result<Self, CuratorError> {
-        let claiming = Self::new(founded, key.certificate_der(), key)?;
+    ///
+    /// Curators of a lower epoch than this are not followed.
+    pub async fn claim(founded: &Founded, epoch: u64, key: &Identity) -> Result<Self, CuratorError> {
+        let claiming = Self::new(founded, epoch, key.certificate_der(), key)?;
         let lifetime_ms = u64::try_from(CERTIFICATE_LIFETIME.as_millis()).unwrap_or(u64::MAX);
         let mut credentials = CredentialsClient::new(claiming.channel());
         let asking = credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms });
         let claimed = answered("claiming a certificate of the cluster", asking).await?;
-        Self::new(founded, &claimed.certificate, key)
+        Self::new(founded, claiming.epoch(), &claimed.certificate, key)
     }
 
     /// Whether its certificate is to be claimed anew.
@@ -133,6 +140,12 @@ impl Way {
     pub fn is_over(&self) -> bool {
         let now = Clock::host().now();
         self.validity.is_none_or(|validity| !matches!(renewal(validity, now), Renewal::NotBefore(_)))
+    }
+
+    /// The highest epoch of the cluster that its curators spoke of.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.curators.epoch()
     }
 
     fn channel(&self) -> LeaderChannel {

@@ -251,8 +251,9 @@ impl Tending<'_> {
 
     /// What the curators say; that none answers is what is known then, and no failure of the pass.
     async fn view(&mut self, found: &ClusterAndMachines) -> Result<View, PassError> {
-        let Some(founded) = found.cluster.founded.as_ref().filter(|_| found.cluster.deleting.is_none())
-        else {
+        let over = found.cluster.deleting.is_some() || found.cluster.restoring.is_some();
+        let Some(founded) = found.cluster.founded.as_ref().filter(|_| !over) else {
+            self.way = None;
             return Ok(View::Nobody);
         };
         if self.way.as_ref().is_some_and(Way::is_over) {
@@ -261,7 +262,7 @@ impl Tending<'_> {
         let asked = async {
             if self.way.is_none() {
                 let key = owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
-                self.way = Some(Way::claim(founded, &key).await?);
+                self.way = Some(Way::claim(founded, found.cluster.epoch, &key).await?);
             }
             match &self.way {
                 Some(way) => way.see(!found.declarations.is_empty()).await,
@@ -270,8 +271,11 @@ impl Tending<'_> {
         };
         match asked.await {
             Ok((seen, curators)) => {
-                if !curators.is_empty() && curators != founded.curators {
-                    self.bmdb.keep_curators(&self.lease, self.cluster, &curators).await?;
+                let epoch = self.way.as_ref().map_or(0, Way::epoch);
+                let moved = !curators.is_empty() && curators != founded.curators;
+                if moved || epoch > found.cluster.epoch {
+                    let curators = if moved { &curators } else { &founded.curators };
+                    self.bmdb.keep_curators(&self.lease, self.cluster, (curators, epoch)).await?;
                 }
                 Ok(View::Seen(seen))
             }
@@ -291,6 +295,9 @@ fn cluster_of(found: &ClusterAndMachines, view: View) -> Cluster {
         spec: cluster.spec.clone(),
         deleting: cluster.deleting.is_some(),
         founded: cluster.founded.clone(),
+        epoch: cluster.epoch,
+        restored_at: cluster.restored_at,
+        restoring: cluster.restoring.clone(),
         declared: found.declarations.iter().filter_map(declared).collect(),
         members: found.machines.iter().map(|line| line.member.clone()).collect(),
         view,

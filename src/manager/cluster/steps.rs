@@ -41,6 +41,7 @@ impl Tending<'_> {
             Step::Ask { machine, what } => {
                 let order = match self.order(found, cluster, *machine, *what).await {
                     Ok(order) => order,
+                    Err(CuratorError::Bmdb(error)) => return Err(error.into()),
                     Err(error) => {
                         planned.machines.insert(*machine, error.to_string());
                         return Ok(false);
@@ -56,6 +57,18 @@ impl Tending<'_> {
                 let certificate = report.ca_certificate.unwrap_or_default();
                 let curator = report.address.and_then(|address| first_curator(&address, CURATOR_PORT));
                 match curator {
+                    Some(curator) if cluster.restoring.is_some() => {
+                        // What was restored has the authority of the snapshot, and that is the cluster's.
+                        let known = cluster.founded.as_ref().map(|founded| founded.ca_certificate.as_slice());
+                        if known == Some(certificate.as_slice()) && report.epoch == cluster.epoch {
+                            self.bmdb
+                                .cluster_restored(&self.lease, self.cluster, *machine, &[curator])
+                                .await?;
+                        } else {
+                            let said = "it reports to have restored something else than this cluster; it has to leave it";
+                            planned.machines.insert(*machine, said.to_owned());
+                        }
+                    }
                     Some(curator) if is_authority_of(&certificate, self.cluster) => {
                         self.bmdb
                             .cluster_founded(&self.lease, self.cluster, *machine, &certificate, &[curator])
@@ -133,10 +146,21 @@ impl Tending<'_> {
             Wanted::Leave => What::Leave(wire::LeaveCluster {}),
             Wanted::Found => {
                 let owner = owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
+                let (snapshot_sha256, epoch) = match &cluster.restoring {
+                    None => (Vec::new(), 0),
+                    Some(restoring) => {
+                        let epoch = self.bmdb.next_epoch(&self.lease, self.cluster).await?;
+                        let over =
+                            || CuratorError::Odd("the cluster is not to be restored any more".to_owned());
+                        (restoring.digest.to_vec(), epoch.ok_or_else(over)?)
+                    }
+                };
                 What::Found(wire::FoundCluster {
                     cluster_id: self.cluster.to_string(),
                     name: cluster.spec.name.clone(),
                     owner_keys: vec![owner.public_key().to_vec()],
+                    snapshot_sha256,
+                    epoch,
                 })
             }
             Wanted::Join => {
@@ -146,6 +170,7 @@ impl Tending<'_> {
                     ticket: way.ticket(purpose, TICKET_LIFETIME).await?,
                     ca_certificate: founded.ca_certificate.clone(),
                     curators: founded.curators.clone(),
+                    epoch: cluster.epoch,
                 })
             }
         };

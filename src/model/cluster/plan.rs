@@ -12,6 +12,9 @@
 //! * A node that its curator hears is never replaced for what we do not hear of its machine: we may be the ones who are
 //!   cut off.
 //! * The order to found a cluster is given to one machine, and to another only after the first was told to leave.
+//! * A cluster is brought back onto a machine that keeps nothing of it, once those of its old control plane that are heard
+//!   have left it, or had [`FENCE_PATIENCE`] to. That it can never be one with those that are not heard is not seen to
+//!   here: their etcd and their curators are of another epoch (`curator/restore.rs`).
 //!
 //! # What an order is worth
 //!
@@ -27,7 +30,8 @@ use crate::model::cluster::declared;
 use crate::model::cluster::quorum::majority;
 use crate::model::cluster::spec::{Approval, Part};
 use crate::model::cluster::state::{
-    CONSENSUS_MEMBER, Candidate, Cluster, Health, Member, Node, NodeState, Seen, View, Wanted,
+    CONSENSUS_MEMBER, Candidate, Cluster, Health, Member, Node, NodeState, Report, Restoring, Seen, View,
+    Wanted,
 };
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
@@ -35,6 +39,9 @@ use crate::model::time::{Timestamp, between};
 
 /// How long a ticket lets a machine in.
 pub const TICKET_LIFETIME: Duration = Duration::from_hours(1);
+/// How long machines of the old control plane that are heard have to leave it, before the cluster is brought back without
+/// waiting for them any longer.
+pub const FENCE_PATIENCE: Duration = Duration::from_mins(2);
 /// How long what stands in a machine's way may pass by itself, before it is asked anew.
 const ASK_ANEW: Duration = Duration::from_mins(2);
 
@@ -170,6 +177,11 @@ pub fn plan(cluster: &Cluster, candidates: &[Candidate], places: &Places, now: T
         planning.end();
         return planning.plan;
     }
+    if let Some(restoring) = &cluster.restoring {
+        planning.choose(&planning.may_restore(restoring, candidates), places);
+        planning.restore(restoring, candidates);
+        return planning.plan;
+    }
     planning.choose(candidates, places);
     match (&cluster.founded, &cluster.view) {
         (None, _) => planning.found(),
@@ -273,14 +285,20 @@ impl Planning<'_> {
         }
         self.send_off(None);
         let mut staying = self.cluster.members.iter().filter(|member| member.leaving.is_none());
-        let founder = staying.clone().find(|member| member.part == Part::ControlPlane);
+        let founder = staying.find(|member| member.part == Part::ControlPlane);
+        self.found_by(founder, "founds the cluster first");
+    }
+
+    /// Has the founder found the cluster, and the others wait for it.
+    fn found_by(&mut self, founder: Option<&Member>, first: &str) {
+        let mut staying = self.cluster.members.iter().filter(|member| member.leaving.is_none());
         let elsewhere = self.cluster.members.iter().find(|member| {
             member.asked.is_some_and(|asked| asked.what == Wanted::Found)
                 && Some(member.machine) != founder.map(|founder| founder.machine)
         });
         let Some(founder) = founder else { return };
         for member in staying.by_ref().filter(|member| member.machine != founder.machine) {
-            self.wait(member, format!("{} founds the cluster first", founder.name));
+            self.wait(member, format!("{} {first}", founder.name));
         }
         if let Some(other) = elsewhere {
             return self.wait(
@@ -310,6 +328,79 @@ impl Planning<'_> {
                 self.wait(founder, waits);
             }
         }
+    }
+
+    /// Machines that may be chosen while the cluster is brought back: until there is one that does it, only the one that a
+    /// person said, if a person said one.
+    fn may_restore(&self, restoring: &Restoring, candidates: &[Candidate]) -> Vec<Candidate> {
+        let onto = restoring.onto.filter(|_| self.restorer(restoring).is_none());
+        let may = |candidate: &&Candidate| onto.is_none_or(|onto| candidate.machine == onto);
+        candidates.iter().filter(may).cloned().collect()
+    }
+
+    /// The machine that brings it back: the first of the new control plane.
+    fn restorer(&self, restoring: &Restoring) -> Option<&Member> {
+        self.cluster.members.iter().find(|member| {
+            member.part == Part::ControlPlane
+                && member.leaving.is_none()
+                && member.chosen_at > restoring.since
+        })
+    }
+
+    /// Brings the cluster back: its old control plane leaves first, as far as it is heard.
+    fn restore(&mut self, restoring: &Restoring, candidates: &[Candidate]) {
+        let restorer = self.restorer(restoring).cloned();
+        // Of these one may be needed again, when it has left.
+        let needed = |member: &Member| match restoring.onto {
+            _ if restorer.is_some() => false,
+            Some(onto) => member.machine == onto,
+            None => candidates.is_empty(),
+        };
+        let mut to_leave = 0;
+        for member in &self.cluster.members {
+            let old = member.part == Part::ControlPlane && member.chosen_at <= restoring.since;
+            let heard = matches!(member.phase, Phase::Ready | Phase::Installed);
+            match &member.leaving {
+                None if old => {
+                    to_leave += usize::from(heard);
+                    let why = "its cluster is restored from a snapshot".to_owned();
+                    self.step(Step::Leaving { machine: member.machine, why });
+                }
+                // Whoever was to restore it and is lost in between has an epoch of its own, which counts no more.
+                None if member.part == Part::ControlPlane && (member.is_given_up() || member.retiring) => {
+                    let why = "it was lost while the cluster was restored".to_owned();
+                    self.step(Step::Leaving { machine: member.machine, why });
+                }
+                Some(_) if member.has_left() && needed(member) => {
+                    let how = "it has left, and may be chosen anew to restore the cluster".to_owned();
+                    self.step(Step::Forget { machine: member.machine, how });
+                }
+                Some(_) if member.has_left() => {
+                    self.wait(member, "it has left; its node is deleted once the cluster is back");
+                }
+                Some(_) if member.asked.is_none_or(|asked| asked.what != Wanted::Leave) => {
+                    to_leave += usize::from(old && heard);
+                    self.ask(member, Wanted::Leave);
+                }
+                Some(_) => {
+                    to_leave += usize::from(old && heard);
+                    self.wait(member, "it was asked to leave, and has not said that it has");
+                }
+                None => {}
+            }
+        }
+        if to_leave > 0 && between(restoring.since, self.now) < FENCE_PATIENCE {
+            let waits = format!("{to_leave} of its old control plane are heard and have to leave first");
+            return self.plan.waits.push(waits);
+        }
+        if restorer.is_none() && self.plan.steps.is_empty() {
+            let waits = match restoring.onto {
+                Some(_) => "the machine that it is to be restored onto is not free yet",
+                None => "no machine is free that it could be restored onto",
+            };
+            self.plan.waits.push(waits.to_owned());
+        }
+        self.found_by(restorer.as_ref(), "restores the cluster first");
     }
 
     /// Those that are to leave from now on.
@@ -371,6 +462,7 @@ impl Planning<'_> {
     fn settle(&mut self, member: &Member, seen: &Seen, consensus: &mut Option<Step>) {
         let report = member.report.clone().unwrap_or_default();
         let Some(key) = report.key else { return self.invite(member) };
+        self.follow(member, &report);
         let Some(node) = seen.node_of(&key) else {
             if report.ca_certificate.is_some() {
                 if member.asked.is_none_or(|asked| asked.what != Wanted::Leave) {
@@ -402,6 +494,17 @@ impl Planning<'_> {
                 self.wait(member, "its node was decommissioned, and it has to leave before it comes anew");
             }
             NodeState::Up => self.employ(member, node, seen, consensus),
+        }
+    }
+
+    /// Tells a machine that lived on where its cluster is since that was restored. It goes on with its key: the order to
+    /// join says the epoch and where curators are, and its ticket is not used.
+    fn follow(&mut self, member: &Member, report: &Report) {
+        let told = member.asked.is_some_and(|asked| {
+            asked.what == Wanted::Join && self.cluster.restored_at.is_none_or(|restored| asked.at > restored)
+        });
+        if report.epoch < self.cluster.epoch && report.ca_certificate.is_some() && !told {
+            self.ask(member, Wanted::Join);
         }
     }
 

@@ -86,6 +86,8 @@ pub struct Report {
     pub address: Option<String>,
     /// What stands in its way.
     pub error: Option<String>,
+    /// The highest epoch of its cluster that it has heard of.
+    pub epoch: u64,
 }
 
 /// A machine of the cluster.
@@ -252,6 +254,17 @@ pub struct Founded {
     pub at: Timestamp,
 }
 
+/// That the cluster is to be brought back from a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restoring {
+    /// Since when. Whoever was of the control plane before is of the old one.
+    pub since: Timestamp,
+    /// The machine that is to restore it, if a person said one.
+    pub onto: Option<MachineId>,
+    /// SHA-256 of the snapshot.
+    pub digest: Digest,
+}
+
 /// A cluster at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
@@ -263,6 +276,12 @@ pub struct Cluster {
     pub deleting: bool,
     /// By what it is known, once it is founded.
     pub founded: Option<Founded>,
+    /// How often it was restored, or is to have been.
+    pub epoch: u64,
+    /// When it was restored last.
+    pub restored_at: Option<Timestamp>,
+    /// Whether it is to be brought back.
+    pub restoring: Option<Restoring>,
     /// Roles that operators declared to it.
     pub declared: Vec<Declared>,
     /// Its machines, in the order in which they were chosen.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::time::Timestamp;
 
-/// How far a cluster has come.
+/// How far a cluster has come that is not being restored.
 #[must_use]
 pub fn stage(deleting: bool, founded: bool, machines: usize, settled: bool) -> &'static str {
     match (deleting, founded, settled) {
@@ -24,7 +24,7 @@ pub struct ClusterView {
     pub name: String,
     /// UUID.
     pub id: String,
-    /// `waiting for machines`, `founding`, `changing`, `settled` or `ending`.
+    /// `waiting for machines`, `founding`, `changing`, `settled`, `restoring` or `ending`.
     pub stage: String,
     /// Members of etcd that are wanted.
     pub control_plane: u32,
@@ -53,6 +53,18 @@ pub struct ClusterView {
     /// When the last snapshot of it was taken.
     #[serde(default)]
     pub snapshot_at: Option<Timestamp>,
+    /// How often it was restored from a snapshot, or is to have been.
+    #[serde(default)]
+    pub epoch: u64,
+    /// When it was restored last.
+    #[serde(default)]
+    pub restored_at: Option<Timestamp>,
+    /// From which snapshot it is being restored.
+    #[serde(default)]
+    pub restoring_from: Option<String>,
+    /// As whom.
+    #[serde(default)]
+    pub restoring_by: Option<String>,
     /// What it waits for as a whole.
     pub waits: Vec<String>,
     /// Its machines, in the order in which they were chosen.

@@ -8,7 +8,12 @@
 //! A machine that is a node is not made one of another cluster by an order alone: it is asked to leave first, which ends
 //! what it runs and removes what it kept. Otherwise one wrong line in a database would take a member from a cluster that
 //! works.
+//!
+//! An order also says how often its cluster was restored. What is lower than what this machine has heard of is refused;
+//! what is higher counts from the moment that the order is taken, for a node that lives on as well: it goes on with its key,
+//! its certificate and its services, and asks other curators.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use uuid::Uuid;
@@ -18,7 +23,7 @@ use crate::model::ids::MachineId;
 use crate::proto::agent::v1 as wire;
 use crate::proto::agent::v1::cluster_order::What as Wanted;
 use crate::roleserver::cluster::facts::Facts;
-use crate::roleserver::cluster::files::{Files, FilesError};
+use crate::roleserver::cluster::files::{Files, FilesError, Heard};
 use crate::roleserver::cluster::order::{Order, OrderError, What};
 
 /// What is known of the orders before this one.
@@ -30,6 +35,8 @@ pub struct Present {
     pub cluster: Option<Uuid>,
     /// Whether it is founding one, and has made its authority.
     pub founding: bool,
+    /// The highest epoch of a cluster that it has heard of.
+    pub heard: Option<Heard>,
 }
 
 /// What becomes of an order.
@@ -53,21 +60,39 @@ pub fn judge(present: &Present, order: &Order) -> Verdict {
     if let Err(error) = order.check() {
         return Verdict::Refuse(format!("the order cannot be: {error}"));
     }
-    let asked = match &order.what {
-        What::Leave {} => return Verdict::Take,
-        What::Found { cluster, .. } => Some(*cluster),
-        What::Join { ca_certificate, .. } => authority_of(ca_certificate),
-    };
+    let Some(asked) = cluster_of(order) else { return Verdict::Take };
+    if let Some(heard) = present.heard.filter(|heard| heard.cluster == asked && order.epoch() < heard.epoch) {
+        return Verdict::Refuse(format!(
+            "the order is of epoch {} of cluster {asked}, which has been restored since ({})",
+            order.epoch(),
+            heard.epoch
+        ));
+    }
+    // What it keeps of a cluster is of before the restoration, and would be in its way.
+    if let (What::Found { snapshot: Some(_), .. }, Some(cluster)) = (&order.what, present.cluster) {
+        return Verdict::Refuse(format!(
+            "this machine is a node of cluster {cluster} and cannot restore one; it has to leave first"
+        ));
+    }
     let here = present.order.as_ref().map(|order| &order.what);
     let founding = match here {
         Some(What::Found { cluster, .. }) if present.founding => Some(*cluster),
         _ => None,
     };
     match present.cluster.or(founding) {
-        Some(cluster) if asked != Some(cluster) => Verdict::Refuse(format!(
+        Some(cluster) if asked != cluster => Verdict::Refuse(format!(
             "this machine is a node of cluster {cluster}; it has to leave that one first"
         )),
         _ => Verdict::Take,
+    }
+}
+
+/// The cluster that an order is about; none where it is about whatever there is.
+fn cluster_of(order: &Order) -> Option<Uuid> {
+    match &order.what {
+        What::Leave {} => None,
+        What::Found { cluster, .. } => Some(*cluster),
+        What::Join { ca_certificate, .. } => authority_of(ca_certificate),
     }
 }
 
@@ -89,11 +114,14 @@ pub fn read(machine: MachineId, order: &wire::ClusterOrder) -> Result<Order, Ord
                 .map_err(|_| OrderError("the id of the cluster is no UUID".to_owned()))?,
             name: found.name.clone(),
             owner_keys: found.owner_keys.iter().map(hex::encode).collect(),
+            snapshot: Some(hex::encode(&found.snapshot_sha256)).filter(|text| !text.is_empty()),
+            epoch: found.epoch,
         },
         Some(Wanted::Join(join)) => What::Join {
             ticket: hex::encode(&join.ticket),
             ca_certificate: hex::encode(&join.ca_certificate),
             curators: join.curators.clone(),
+            epoch: join.epoch,
         },
         Some(Wanted::Leave(_)) => What::Leave {},
         None => {
@@ -132,7 +160,10 @@ impl Asked {
             match judge(&present(files).map_err(cannot)?, &order) {
                 Verdict::PassOver => Ok(false),
                 Verdict::Refuse(why) => Err(why),
-                Verdict::Take => files.write_order(&order).map(|()| true).map_err(cannot),
+                Verdict::Take => {
+                    follow_from_now_on(&order, files, facts)?;
+                    files.write_order(&order).map(|()| true).map_err(cannot)
+                }
             }
         });
         let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,6 +206,7 @@ impl Asked {
                 .unwrap_or_default(),
             address: facts.address.latest().map(|address| address.to_string()).unwrap_or_default(),
             error: String::new(),
+            epoch: files.heard().map_err(&mut said).ok().flatten().map_or(0, |heard| heard.epoch),
         };
         // A machine that leaves has left when nothing is kept any more.
         let leaving = order.is_some_and(|order| order.what == What::Leave {});
@@ -192,12 +224,40 @@ impl Asked {
     }
 }
 
+/// Takes the epoch of an order for one that there is, and where it says that curators are, before anything else of it
+/// counts: what a node of an earlier one still has open to its leader is cut off.
+pub(super) fn follow_from_now_on(order: &Order, files: &Files, facts: &Facts) -> Result<(), String> {
+    let Some(cluster) = cluster_of(order) else { return Ok(()) };
+    let cannot = |error: FilesError| error.to_string();
+    if order.epoch() <= files.epoch(cluster).map_err(cannot)? {
+        return Ok(());
+    }
+    let curators: Option<BTreeSet<String>> = match &order.what {
+        What::Join { curators, .. } => Some(curators.iter().cloned().collect()),
+        _ => None,
+    };
+    if let Some(curators) = &curators {
+        files.write_curators(curators).map_err(cannot)?;
+    }
+    let connection = facts.connection.latest().filter(|connection| connection.anchor.cluster == cluster);
+    let Some(connection) = connection else {
+        return files.raise_epoch(cluster, order.epoch()).map_err(cannot);
+    };
+    connection.curators.learn(curators.clone().unwrap_or_default());
+    connection.curators.raise(order.epoch())?;
+    if let Some(curators) = curators {
+        facts.curators.set(curators);
+    }
+    Ok(())
+}
+
 fn present(files: &Files) -> Result<Present, FilesError> {
     let credentials = files.credentials()?;
     Ok(Present {
         order: files.order()?,
         cluster: credentials.and_then(|kept| authority_of(&kept.ca_certificate)),
         founding: files.authority()?.is_some(),
+        heard: files.heard()?,
     })
 }
 
@@ -217,7 +277,13 @@ mod tests {
     }
 
     fn found(cluster: Uuid) -> What {
-        What::Found { cluster, name: "ams".to_owned(), owner_keys: vec!["07".repeat(32)] }
+        What::Found {
+            cluster,
+            name: "ams".to_owned(),
+            owner_keys: vec!["07".repeat(32)],
+            snapshot: None,
+            epoch: 0,
+        }
     }
 
     fn join(cluster: Uuid) -> What {
@@ -226,6 +292,24 @@ mod tests {
             ticket: "05".repeat(32),
             ca_certificate: hex::encode(&authority.anchor().certificate),
             curators: vec!["10.0.0.1:7835".to_owned()],
+            epoch: 0,
+        }
+    }
+
+    fn of_epoch(number: u64, mut what: What) -> What {
+        if let What::Found { epoch, .. } | What::Join { epoch, .. } = &mut what {
+            *epoch = number;
+        }
+        what
+    }
+
+    fn restore(epoch: u64) -> What {
+        What::Found {
+            cluster: HERE,
+            name: "ams".to_owned(),
+            owner_keys: vec!["07".repeat(32)],
+            snapshot: Some("ab".repeat(32)),
+            epoch,
         }
     }
 
@@ -233,11 +317,17 @@ mod tests {
     fn order_is_taken_once_and_never_against_what_the_machine_is() {
         let refused = Verdict::Refuse(String::new());
         let fresh = Present::default();
-        let node = Present { order: Some(order(3, join(HERE))), cluster: Some(HERE), founding: false };
-        let handmade = Present { order: None, cluster: Some(HERE), founding: false };
-        let founding = Present { order: Some(order(3, found(HERE))), cluster: None, founding: true };
-        let waiting = Present { order: Some(order(3, join(HERE))), cluster: None, founding: false };
-        let left = Present { order: Some(order(3, What::Leave {})), cluster: None, founding: false };
+        let node =
+            Present { order: Some(order(3, join(HERE))), cluster: Some(HERE), founding: false, heard: None };
+        let handmade = Present { order: None, cluster: Some(HERE), founding: false, heard: None };
+        let founding =
+            Present { order: Some(order(3, found(HERE))), cluster: None, founding: true, heard: None };
+        let waiting =
+            Present { order: Some(order(3, join(HERE))), cluster: None, founding: false, heard: None };
+        let heard = Some(Heard { cluster: HERE, epoch: 2 });
+        let later = Present { heard, ..node.clone() };
+        let left =
+            Present { order: Some(order(3, What::Leave {})), cluster: None, founding: false, heard: None };
         for (name, present, asked, expected) in [
             ("first", &fresh, order(1, found(HERE)), Verdict::Take),
             ("first to join", &fresh, order(1, join(HERE)), Verdict::Take),
@@ -254,11 +344,33 @@ mod tests {
             ("founding one, the same", &founding, order(4, found(HERE)), Verdict::Take),
             ("not let in yet, another ticket", &waiting, order(4, join(HERE)), Verdict::Take),
             ("not let in yet, elsewhere", &waiting, order(4, join(ELSEWHERE)), Verdict::Take),
+            ("to restore, as a node", &node, order(4, restore(1)), refused.clone()),
+            ("to restore, as none", &fresh, order(4, restore(1)), Verdict::Take),
+            ("to restore, after it left", &left, order(4, restore(1)), Verdict::Take),
+            ("to follow the restored one", &node, order(4, of_epoch(1, join(HERE))), Verdict::Take),
+            ("of before", &later, order(4, of_epoch(1, join(HERE))), refused.clone()),
+            ("of the same epoch", &later, order(4, of_epoch(2, join(HERE))), Verdict::Take),
+            ("to leave, whatever the epoch", &later, order(4, What::Leave {}), Verdict::Take),
+            (
+                "another cluster's epoch is another's",
+                &Present { heard, ..waiting.clone() },
+                order(4, join(ELSEWHERE)),
+                Verdict::Take,
+            ),
             ("after it left", &left, order(4, join(ELSEWHERE)), Verdict::Take),
             (
                 "a name that is none",
                 &fresh,
-                order(1, What::Found { cluster: HERE, name: String::new(), owner_keys: Vec::new() }),
+                order(
+                    1,
+                    What::Found {
+                        cluster: HERE,
+                        name: String::new(),
+                        owner_keys: Vec::new(),
+                        snapshot: None,
+                        epoch: 0,
+                    },
+                ),
                 refused,
             ),
         ] {
@@ -288,6 +400,7 @@ mod tests {
             cluster_id: HERE.to_string(),
             name: name.to_owned(),
             owner_keys: vec![vec![7; 32]],
+            ..Default::default()
         };
         wired(generation, Wanted::Found(found))
     }
@@ -318,6 +431,31 @@ mod tests {
     }
 
     #[test]
+    fn epoch_of_an_order_is_kept_and_reported_and_an_earlier_one_is_refused() {
+        let (directory, asked) = asked();
+        let joining = |generation, epoch| {
+            let What::Join { ca_certificate, .. } = join(HERE) else { panic!() };
+            let join = wire::JoinCluster {
+                ticket: vec![5; 32],
+                ca_certificate: hex::decode(ca_certificate).unwrap(),
+                curators: vec![format!("10.0.0.{generation}:7835")],
+                epoch,
+            };
+            wired(generation, Wanted::Join(join))
+        };
+        asked.hear(&joining(2, 3));
+        assert_eq!((asked.report().generation, asked.report().epoch), (2, 3));
+        let files = Files::of(directory.path());
+        assert_eq!(files.epoch(HERE).unwrap(), 3);
+        assert_eq!(files.curators(), ["10.0.0.2:7835".to_owned()].into());
+        asked.hear(&joining(3, 2));
+        assert!(asked.report().error.contains("has been restored since"), "{}", asked.report().error);
+        assert_eq!(files.order().unwrap().unwrap().generation, 2);
+        asked.hear(&joining(4, 3));
+        assert_eq!((asked.report().generation, asked.report().error.as_str()), (4, ""));
+    }
+
+    #[test]
     fn machine_has_left_when_nothing_is_kept_of_the_node() {
         let (directory, asked) = asked();
         let files = Files::of(directory.path());
@@ -336,6 +474,7 @@ mod tests {
             ticket: vec![0xab; 32],
             ca_certificate: vec![1],
             curators: vec!["10.0.0.1:7835".to_owned()],
+            epoch: 0,
         };
         let read = read(MachineId::generate(), &wired(1, Wanted::Join(join))).unwrap();
         assert!(!format!("{read:?}").contains("abab"));

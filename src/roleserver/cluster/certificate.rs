@@ -122,7 +122,7 @@ async fn ask(connection: &Connection) -> Result<Vec<u8>, Stop> {
 async fn ask_by_key(files: &Files, connection: &Connection, clock: &Clock) -> Result<Vec<u8>, Stop> {
     let key = key_of(files)?;
     let shown = Shown::new(certified(key.certificate_der(), key.pkcs8())?);
-    let leaders = way(&connection.anchor, &shown, clock);
+    let leaders = way(&connection.anchor, &shown, files, clock)?;
     leaders.learn(connection.curators.known());
     let mut registration = RegistrationClient::new(leaders.channel());
     let answer = tokio::select! {

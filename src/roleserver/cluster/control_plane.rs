@@ -164,7 +164,7 @@ async fn run_founding(
     let membership = if let Some(membership) = host.files.membership()? {
         membership
     } else {
-        let membership = etcd::first_membership(own, to_found.address);
+        let membership = etcd::first_membership(own, to_found.address, founding.epoch());
         host.files.write_membership(&membership)?;
         membership
     };
@@ -193,6 +193,7 @@ async fn run_founding(
     };
     host.files.write_credentials(&credentials)?;
     host.files.remove_authority()?;
+    host.files.remove_snapshot()?;
     let connection = Connection::new(&key, &credentials, &host.files, &host.clock)?;
     tracing::info!(node = %connection.id, "cluster {} is founded", connection.anchor.cluster);
     serve(starting, scope, host, facts, &connection, client, membership.address).await?;
@@ -222,7 +223,7 @@ async fn run_member(
         of_role
     } else {
         let address = scope.until_cancelled(facts.address.watch().next()).await?;
-        let membership = etcd::membership_of(own, address, role);
+        let membership = etcd::membership_of(own, address, role, connection.curators.epoch());
         host.files.write_membership(&membership)?;
         membership
     };

@@ -10,18 +10,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::{Code, Status};
+use uuid::Uuid;
 
 use crate::curator::bootstrap::{Founding, new_authority};
 use crate::curator::clock::Clock;
 use crate::curator::identity::Identity;
 use crate::curator::pki::{Authority, Renewal, Validity, renewal};
+use crate::curator::restore::Restoring;
+use crate::curator::snapshot::{Snapshot, digest_of};
 use crate::curator::tls::certified;
+use crate::model::declaration::Sha256;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::commit_response::Result as Committed;
 use crate::proto::curator::v1::registration_client::RegistrationClient;
+use crate::roleserver::cluster::asked::follow_from_now_on;
 use crate::roleserver::cluster::facts::{Connection, Facts, Shown, ToFound, id_of, way};
 use crate::roleserver::cluster::files::{Credentials, Files, KeptAuthority};
-use crate::roleserver::cluster::order::{Order, What, parse_anchor, parse_key, parse_ticket};
+use crate::roleserver::cluster::order::{Order, What, parse_anchor, parse_key, parse_snapshot, parse_ticket};
+use crate::roleserver::shepherds::Shepherds;
 use crate::supervisor::context::{Runnable, Scope, Starting};
 use crate::supervisor::outcome::Stop;
 
@@ -66,13 +72,14 @@ pub fn decide(kept: &Kept) -> Step {
 
 /// The runnable.
 #[must_use]
-pub fn enrolment(files: Files, facts: Facts, clock: Clock) -> Runnable {
+pub fn enrolment(files: Files, facts: Facts, clock: Clock, shepherds: Shepherds) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
+        let shepherds = shepherds.clone();
         async move {
             let scope = starting.scope().clone();
             let trouble = facts.trouble.clone();
-            let done = Doing { files, facts, clock, scope: scope.clone() }.what_was_asked().await;
+            let done = Doing { files, facts, clock, shepherds, scope: scope.clone() }.what_was_asked().await;
             // Whoever asked is told, and not only the log of this machine.
             if !scope.token().is_cancelled() {
                 trouble.set(done.as_ref().err().map(ToString::to_string));
@@ -89,6 +96,7 @@ struct Doing {
     files: Files,
     facts: Facts,
     clock: Clock,
+    shepherds: Shepherds,
     scope: Scope,
 }
 
@@ -115,21 +123,35 @@ impl Doing {
         let step = decide(&kept);
         tracing::info!(?step, "this node's part in a cluster");
         match (step, order, credentials) {
-            (Step::ComeBack { .. }, order, Some(credentials)) => self.come_back(order.as_ref(), &credentials),
-            (Step::Found, Some(order), _) => self.found(&order),
+            (Step::ComeBack { .. }, order, Some(credentials)) => {
+                // One that was put there by hand as well.
+                if let Some(order) = &order {
+                    follow_from_now_on(order, &self.files, &self.facts).map_err(Stop::because)?;
+                }
+                self.come_back(order.as_ref(), &credentials)
+            }
+            (Step::Found, Some(order), _) => self.found(&order).await,
             (Step::Join, Some(order), _) => self.join(&order).await,
             // Whoever asked has taken it back.
             _ => Err(Stop::because("nothing is asked of this machine any more")),
         }
     }
 
-    fn found(&self, order: &Order) -> Result<(), Stop> {
-        let What::Found { cluster, name, owner_keys } = &order.what else { return Ok(()) };
+    async fn found(&self, order: &Order) -> Result<(), Stop> {
+        let What::Found { cluster, name, owner_keys, snapshot, epoch } = &order.what else { return Ok(()) };
+        self.files.raise_epoch(*cluster, *epoch)?;
         let key = self.files.key_or_new()?;
+        let restoring = match snapshot {
+            Some(known_by) => Some(self.restoring(*cluster, parse_snapshot(known_by)?, *epoch).await?),
+            None => None,
+        };
         let kept = if let Some(kept) = self.files.authority()? {
             kept
         } else {
-            let made = new_authority(*cluster, self.clock.now())?;
+            let made = match &restoring {
+                Some(restoring) => restoring.snapshot.what_there_is_one_of()?.1,
+                None => new_authority(*cluster, self.clock.now())?,
+            };
             let kept = KeptAuthority {
                 certificate: hex::encode(&made.anchor().certificate),
                 private_key: hex::encode(made.pkcs8()),
@@ -147,14 +169,43 @@ impl Doing {
             machine: order.machine,
             labels: order.labels.clone(),
             address: Some(address),
+            restoring,
         };
         self.facts.address.set(address);
         self.facts.to_found.set(Some(ToFound { founding: Arc::new(founding), address }));
         Ok(())
     }
 
+    /// What the cluster is brought back from: fetched from a shepherd, unless it is here. What is here in part, or is
+    /// something else, is brought to its end, or fetched anew.
+    async fn restoring(&self, cluster: Uuid, known_by: Sha256, epoch: u64) -> Result<Restoring, Stop> {
+        let path = self.files.snapshot();
+        for _ in 0..2 {
+            let read = tokio::fs::read(&path).await;
+            if let Some(encoded) = read.ok().filter(|encoded| digest_of(encoded) == known_by.0) {
+                let snapshot = Snapshot::decode(&encoded)?;
+                if snapshot.cluster != cluster || snapshot.epoch >= epoch {
+                    return Err(Stop::because(format!(
+                        "the snapshot is of epoch {} of cluster {}, and cannot become epoch {epoch} of cluster {cluster}",
+                        snapshot.epoch, snapshot.cluster
+                    )));
+                }
+                return Ok(Restoring { snapshot: Arc::new(snapshot), epoch });
+            }
+            let fetched = self.scope.until_cancelled(self.shepherds.fetch(known_by, &path)).await?;
+            fetched.map_err(|error| Stop::because(format!("the snapshot is not here: {error}")))?;
+            let fetched = tokio::fs::read(&path).await.unwrap_or_default();
+            if digest_of(&fetched) != known_by.0 {
+                self.files.remove_snapshot()?;
+            }
+        }
+        Err(Stop::because(
+            "what shepherds send is another snapshot than the one that the cluster is to be restored from",
+        ))
+    }
+
     async fn join(&self, order: &Order) -> Result<(), Stop> {
-        let What::Join { ticket, ca_certificate, curators } = &order.what else { return Ok(()) };
+        let What::Join { ticket, ca_certificate, curators, .. } = &order.what else { return Ok(()) };
         let key = self.files.key_or_new()?;
         let anchor = parse_anchor(ca_certificate)?;
         let request = wire::RegisterRequest {
@@ -163,7 +214,7 @@ impl Doing {
             labels: order.labels.clone(),
         };
         let shown = Shown::new(certified(key.certificate_der(), key.pkcs8())?);
-        let leaders = way(&anchor, &shown, &self.clock);
+        let leaders = way(&anchor, &shown, &self.files, &self.clock)?;
         leaders.learn(curators.iter().cloned().chain(self.files.curators()));
         let registration = RegistrationClient::new(leaders.channel());
         let becoming = async {
@@ -200,6 +251,9 @@ impl Doing {
         let key = self.files.key()?.ok_or_else(|| {
             Stop::because("this node has a certificate and no key: look for what removed node_key.pk8")
         })?;
+        // What a founding that was cut off had left to remove.
+        self.files.remove_authority()?;
+        self.files.remove_snapshot()?;
         let connection = Connection::new(&key, credentials, &self.files, &self.clock)?;
         // Nothing is kept from a node whose certificate is over but what only a node may ask. Its own etcd and curator
         // run, and may be the very ones that give it another; `certificate.rs` sees to that.

@@ -36,19 +36,20 @@ const LOG_HEAD: u64 = 4096;
 
 /// The membership with which a new cluster begins.
 #[must_use]
-pub fn first_membership(own: NodeId, address: IpAddr) -> Membership {
+pub fn first_membership(own: NodeId, address: IpAddr, epoch: u64) -> Membership {
     Membership {
         member: None,
         data: "founding".to_owned(),
         address,
         initial_cluster: format!("{own}={}", peer_url(address)),
         new_cluster: true,
+        epoch,
     }
 }
 
 /// The membership that a role asks for.
 #[must_use]
-pub fn membership_of(own: NodeId, address: IpAddr, role: &ConsensusMember) -> Membership {
+pub fn membership_of(own: NodeId, address: IpAddr, role: &ConsensusMember, epoch: u64) -> Membership {
     let mut members = vec![format!("{own}={}", peer_url(address))];
     members.extend(role.peers.iter().map(|(node, url)| format!("{node}={url}")));
     Membership {
@@ -57,6 +58,17 @@ pub fn membership_of(own: NodeId, address: IpAddr, role: &ConsensusMember) -> Me
         address,
         initial_cluster: members.join(","),
         new_cluster: false,
+        epoch,
+    }
+}
+
+/// What tells the members of this cluster, of this epoch, from all others: etcd makes its numbers of it.
+#[must_use]
+pub fn token(cluster: &str, epoch: u64) -> String {
+    match epoch {
+        // As clusters were founded before there were epochs.
+        0 => cluster.to_owned(),
+        _ => format!("{cluster}-{epoch}"),
     }
 }
 
@@ -66,7 +78,7 @@ pub fn spec(program: &Path, own: NodeId, cluster: &str, files: &Files, membershi
     let url = peer_url(membership.address);
     let client = format!("unix://{CLIENT_SOCKET}");
     let state = if membership.new_cluster { "new" } else { "existing" };
-    let own = own.to_string();
+    let (own, token) = (own.to_string(), token(cluster, membership.epoch));
     let arguments = [
         ["--name", &own],
         ["--data-dir", &membership.data],
@@ -76,7 +88,7 @@ pub fn spec(program: &Path, own: NodeId, cluster: &str, files: &Files, membershi
         ["--initial-advertise-peer-urls", &url],
         ["--initial-cluster", &membership.initial_cluster],
         ["--initial-cluster-state", state],
-        ["--initial-cluster-token", cluster],
+        ["--initial-cluster-token", &token],
         ["--peer-cert-file", PEER_CERTIFICATE],
         ["--peer-key-file", PEER_KEY],
         ["--peer-trusted-ca-file", AUTHORITY],
@@ -242,7 +254,7 @@ mod tests {
             member: 0xabc,
             peers: BTreeMap::from([(node_id(2), "https://10.0.0.2:7834".to_owned())]),
         };
-        let begun = membership_of(node_id(1), address, &role);
+        let begun = membership_of(node_id(1), address, &role, 0);
         let (own, other) = (node_id(1), node_id(2));
         assert_eq!(
             begun.initial_cluster,
@@ -253,10 +265,13 @@ mod tests {
         let program = Path::new("/usr/bin/etcd");
         let digest = |membership: &Membership| spec(program, node_id(1), "c", &files, membership).digest();
         assert_eq!(digest(&begun), digest(&kept));
-        let first = first_membership(node_id(1), address);
+        let first = first_membership(node_id(1), address, 0);
         let learnt = Membership { member: Some(7), ..first.clone() };
         assert_eq!(digest(&first), digest(&learnt), "that its number is known by now changes nothing");
         assert_ne!(digest(&first), digest(&begun));
+        let later = first_membership(node_id(1), address, 1);
+        assert_ne!(digest(&first), digest(&later), "its members would be those of the cluster before");
+        assert_eq!((token("c", 0), token("c", 2)), ("c".to_owned(), "c-2".to_owned()));
         spec(program, node_id(1), "c", &files, &first).check().unwrap();
     }
 

@@ -20,7 +20,7 @@ use crate::curator::node_id::NodeId;
 use crate::curator::pki::{Anchor, PkiError};
 use crate::curator::tls::{certified, client_config};
 use crate::proto::curator::v1::ServiceStatus;
-use crate::roleserver::cluster::files::{Credentials, Files};
+use crate::roleserver::cluster::files::{Credentials, Files, FilesError};
 use crate::roleserver::cluster::services::wanted::{About, Declared};
 use crate::supervisor::value::Value;
 
@@ -81,6 +81,9 @@ pub enum CredentialsError {
     /// The authority's is none.
     #[error(transparent)]
     Authority(#[from] PkiError),
+    /// What is kept of the cluster cannot be read.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// Key and certificate are not of one node, or TLS cannot use them.
     #[error("the certificate of this node cannot be used with its key: {0}")]
     Tls(#[from] rustls::Error),
@@ -96,19 +99,22 @@ impl Connection {
     ) -> Result<Self, CredentialsError> {
         let anchor = Anchor::parse(&hex::decode(&credentials.ca_certificate)?)?;
         let shown = Shown::new(certified(&hex::decode(&credentials.certificate)?, key.pkcs8())?);
-        let curators = way(&anchor, &shown, clock);
+        let curators = way(&anchor, &shown, files, clock)?;
         curators.learn(files.curators());
         Ok(Self { id: id_of(key), anchor, curators, shown })
     }
 }
 
-/// A way to the leader of this cluster, as whoever is shown.
-#[must_use]
-pub fn way(anchor: &Anchor, shown: &Shown, clock: &Clock) -> Curators {
+/// A way to the leader of this cluster, as whoever is shown. The highest epoch that is heard is kept in `files`.
+pub fn way(anchor: &Anchor, shown: &Shown, files: &Files, clock: &Clock) -> Result<Curators, FilesError> {
+    let of_cluster = anchor.cluster;
     let (anchor, shown, clock) = (anchor.clone(), shown.clone(), clock.clone());
     let configure =
         move |expected| client_config(anchor.clone(), expected, Some(shown.current()), clock.clone());
-    Curators::new(Arc::new(configure))
+    let (cluster, files) = (of_cluster, files.clone());
+    let epoch = files.epoch(cluster)?;
+    let keep = move |epoch| files.raise_epoch(cluster, epoch).map_err(|error| error.to_string());
+    Ok(Curators::of_epoch(Arc::new(configure), epoch, Arc::new(keep)))
 }
 
 /// The node that this key makes.

@@ -9,13 +9,15 @@
 //! | `roles.json` | control plane while founding, then roles | what the node is to do |
 //! | `credentials.json` | enrolment, control plane, certificate | the node's certificate and the authority's |
 //! | `curators.json` | enrolment, directory | where curators are |
+//! | `epoch.json` | whoever hears of it | the highest epoch of the cluster: curators of a lower one are not followed |
+//! | `snapshot` | enrolment, while restoring | what the cluster is brought back from, its secrets included, mode 0600 |
 //! | `declarations.json`, `about.json` | services | what the node is to run of operators' roles: see there |
 //! | `services/` | services | a directory for each service |
 //! | `artefacts/` | services | programs that were fetched, by their digests |
 //! | `etcd/` | etcd | its data, its sockets, the files it proves itself with |
 //!
-//! What is damaged of the first three and of credentials is an error that a person must look at: to make another key
-//! would be to be another node. Damaged roles or curators count as absent, and never as none: a node that took them for
+//! What is damaged of the first three, of credentials and of the epoch is an error that a person must look at: to make another key
+//! would be to be another node, and to follow any epoch would be to follow the wrong one. Damaged roles or curators count as absent, and never as none: a node that took them for
 //! none would stop its part of the control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +28,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::curator::identity::{Identity, IdentityError};
 use crate::curator::node::{ConsensusMember, Roles};
@@ -76,6 +79,15 @@ pub struct Credentials {
     pub ca_certificate: String,
 }
 
+/// How often a cluster was restored, as far as this machine has heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// The cluster.
+    pub cluster: Uuid,
+    /// How often.
+    pub epoch: u64,
+}
+
 /// An authority that is not in etcd yet. DER in hexadecimal digits. `Debug` shows the public half alone.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptAuthority {
@@ -105,6 +117,9 @@ pub struct Membership {
     pub initial_cluster: String,
     /// Whether it is the first of a new cluster.
     pub new_cluster: bool,
+    /// The epoch of the cluster when it was begun.
+    #[serde(default)]
+    pub epoch: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -309,6 +324,37 @@ impl Files {
         self.write("curators.json", curators)
     }
 
+    /// The highest epoch that was heard of, and of which cluster.
+    pub fn heard(&self) -> Result<Option<Heard>, FilesError> {
+        self.read("epoch.json")
+    }
+
+    /// The highest epoch of this cluster that was heard of.
+    pub fn epoch(&self, cluster: Uuid) -> Result<u64, FilesError> {
+        let heard = self.heard()?.filter(|heard| heard.cluster == cluster);
+        Ok(heard.map_or(0, |heard| heard.epoch))
+    }
+
+    /// Keeps an epoch of this cluster, if it is higher than the one that is kept.
+    pub fn raise_epoch(&self, cluster: Uuid, epoch: u64) -> Result<(), FilesError> {
+        if epoch > self.epoch(cluster)? {
+            self.write("epoch.json", &Heard { cluster, epoch })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Where a snapshot is put that is being fetched.
+    #[must_use]
+    pub fn snapshot(&self) -> PathBuf {
+        self.path.join("snapshot")
+    }
+
+    /// Forgets the snapshot: all of it is in etcd by now.
+    pub fn remove_snapshot(&self) -> Result<(), FilesError> {
+        self.remove("snapshot")
+    }
+
     /// Replaces a file for etcd.
     pub fn write_for_etcd(&self, name: &str, text: &str) -> Result<PathBuf, FilesError> {
         let path = self.etcd().join(name);
@@ -448,6 +494,24 @@ mod tests {
     }
 
     #[test]
+    fn epoch_grows_and_is_that_of_one_cluster() {
+        let (directory, files) = files();
+        let (here, elsewhere) = (Uuid::from_u128(7), Uuid::from_u128(8));
+        assert_eq!(files.epoch(here).unwrap(), 0);
+        for (epoch, kept) in [(0, 0), (2, 2), (1, 2), (3, 3)] {
+            files.raise_epoch(here, epoch).unwrap();
+            assert_eq!(files.epoch(here).unwrap(), kept, "{epoch}");
+        }
+        assert_eq!(files.epoch(elsewhere).unwrap(), 0);
+        files.raise_epoch(elsewhere, 1).unwrap();
+        assert_eq!((files.epoch(elsewhere).unwrap(), files.epoch(here).unwrap()), (1, 0));
+        std::fs::write(directory.path().join("cluster/epoch.json"), "{").unwrap();
+        assert!(files.epoch(elsewhere).is_err(), "a damaged one is no epoch that may be followed");
+        files.remove_all_but_the_order().unwrap();
+        assert_eq!(files.heard().unwrap(), None);
+    }
+
+    #[test]
     fn damaged_file_is_told_by_its_name_and_not_by_what_is_in_it() {
         let (directory, files) = files();
         std::fs::create_dir(directory.path().join("cluster")).unwrap();
@@ -465,6 +529,7 @@ mod tests {
             address: "10.0.0.1".parse().unwrap(),
             initial_cluster: String::new(),
             new_cluster: false,
+            epoch: 0,
         };
         files.write_membership(&membership).unwrap();
         std::fs::create_dir_all(files.etcd().join("member-7/member/wal")).unwrap();

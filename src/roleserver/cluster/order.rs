@@ -10,6 +10,7 @@ use crate::curator::labels;
 use crate::curator::node_id::PublicKey;
 use crate::curator::pki::Anchor;
 use crate::curator::tickets::Secret;
+use crate::model::declaration::Sha256;
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
 
@@ -43,6 +44,12 @@ pub enum What {
         name: String,
         /// Public keys that may claim an owner's certificate, in hexadecimal digits.
         owner_keys: Vec<String>,
+        /// SHA-256 of the snapshot that the cluster is brought back from, in hexadecimal digits; none of a new one.
+        #[serde(default)]
+        snapshot: Option<String>,
+        /// How often the cluster was restored, this time included.
+        #[serde(default)]
+        epoch: u64,
     },
     /// To be one more.
     Join {
@@ -52,6 +59,9 @@ pub enum What {
         ca_certificate: String,
         /// `host:port` of curators.
         curators: Vec<String>,
+        /// How often the cluster was restored.
+        #[serde(default)]
+        epoch: u64,
     },
     /// To be no node any more: what runs as one ends, and what was kept of it is removed.
     Leave {},
@@ -77,18 +87,30 @@ impl std::fmt::Debug for What {
 pub struct OrderError(pub String);
 
 impl Order {
+    /// The epoch of the cluster that it speaks of; 0 where it speaks of none.
+    #[must_use]
+    pub const fn epoch(&self) -> u64 {
+        match self.what {
+            What::Found { epoch, .. } | What::Join { epoch, .. } => epoch,
+            What::Leave {} => 0,
+        }
+    }
+
     /// Whether it can be carried out as far as its words go.
     pub fn check(&self) -> Result<(), OrderError> {
         labels::check(&self.labels).map_err(OrderError)?;
         match &self.what {
-            What::Found { name, owner_keys, .. } => {
+            What::Found { name, owner_keys, snapshot, .. } => {
                 check_name(name).map_err(OrderError)?;
+                if let Some(snapshot) = snapshot {
+                    parse_snapshot(snapshot)?;
+                }
                 if owner_keys.is_empty() {
                     return Err(OrderError("a cluster needs an owner's key".to_owned()));
                 }
                 owner_keys.iter().try_for_each(|key| parse_key(key).map(drop))
             }
-            What::Join { ticket, ca_certificate, curators } => {
+            What::Join { ticket, ca_certificate, curators, .. } => {
                 parse_ticket(ticket)?;
                 parse_anchor(ca_certificate)?;
                 if curators.is_empty() {
@@ -106,6 +128,13 @@ pub fn parse_key(text: &str) -> Result<PublicKey, OrderError> {
     let bytes =
         hex::decode(text).map_err(|_| OrderError("an owner's key is no hexadecimal text".to_owned()))?;
     PublicKey::from_slice(&bytes).map_err(OrderError)
+}
+
+/// Reads what a snapshot is known by.
+pub fn parse_snapshot(text: &str) -> Result<Sha256, OrderError> {
+    let none = || OrderError("the snapshot is named by no SHA-256 in hexadecimal digits".to_owned());
+    let bytes = hex::decode(text).map_err(|_| none())?;
+    bytes.try_into().map(Sha256).map_err(|_| none())
 }
 
 /// Reads a ticket. The error shows nothing of it.

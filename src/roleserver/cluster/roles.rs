@@ -153,6 +153,7 @@ mod tests {
             address: "10.0.0.1".parse().unwrap(),
             initial_cluster: String::new(),
             new_cluster: false,
+            epoch: 0,
         };
         let number = |roles: Option<Roles>| roles.map(|roles| roles.consensus_member.map(|role| role.member));
         assert_eq!(number(last_known(None, Some(&carried_out(Some(7))))), Some(Some(7)));

@@ -80,7 +80,9 @@ pub fn inherit(last: &Membership, begun: Begun, startup: &Startup) -> Inheritanc
         Begun::NotYet => None,
     };
     match startup {
-        Startup::Founding(_) if last.new_cluster => Inheritance::GoOn,
+        Startup::Founding(to_found) if last.new_cluster && last.epoch == to_found.founding.epoch() => {
+            Inheritance::GoOn
+        }
         Startup::Member(role, _) if member == Some(role.member) => Inheritance::GoOn,
         Startup::Nothing | Startup::Founding(_) | Startup::Member(..) => Inheritance::Remove,
     }
@@ -129,6 +131,7 @@ mod tests {
             address: Ipv4Addr::LOCALHOST.into(),
             initial_cluster: String::new(),
             new_cluster,
+            epoch: 0,
         }
     }
 
@@ -141,7 +144,13 @@ mod tests {
         Connection {
             id: crate::roleserver::cluster::facts::id_of(&key),
             anchor: authority.anchor().clone(),
-            curators: crate::roleserver::cluster::facts::way(authority.anchor(), &shown, &clock),
+            curators: crate::roleserver::cluster::facts::way(
+                authority.anchor(),
+                &shown,
+                &crate::roleserver::cluster::files::Files::of(std::path::Path::new("/nonexistent")),
+                &clock,
+            )
+            .unwrap(),
             shown,
         }
     }

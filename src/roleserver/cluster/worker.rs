@@ -62,7 +62,7 @@ pub fn worker(settings: &Settings, facts: &Facts) -> Runnable {
     let shepherds = settings.shepherds.clone();
     Runnable::new(move |starting: Starting| {
         let parts = [
-            ("enrolment", enrolment(files.clone(), facts.clone(), clock.clone())),
+            ("enrolment", enrolment(files.clone(), facts.clone(), clock.clone(), shepherds.clone())),
             ("leader", leader(facts.clone())),
             ("control_plane", control_plane(host.clone(), facts.clone())),
             ("roles", roles(files.clone(), facts.clone())),

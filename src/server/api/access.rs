@@ -92,6 +92,8 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Clusters/Declare", Role::Operator, About::Fleet),
     rule("shepherd.fleet.v1.Clusters/Undeclare", Role::Operator, About::Fleet),
     rule("shepherd.fleet.v1.Clusters/Snapshot", Role::Operator, About::Fleet),
+    // What was changed since the snapshot is lost.
+    rule("shepherd.fleet.v1.Clusters/Restore", Role::Admin, About::Fleet),
     rule("shepherd.fleet.v1.Clusters/ListSnapshots", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Clusters/Approve", Role::Operator, About::Fleet),
     // What the cluster kept is gone for good.

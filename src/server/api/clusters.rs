@@ -3,6 +3,7 @@
 use tonic::{Request, Response, Status};
 
 use crate::bmdb::cluster::{Change, target, view, with_machines};
+use crate::bmdb::cluster_restore::Restore;
 use crate::bmdb::cluster_snapshot::snapshots_of;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::cluster::snapshot::SnapshotView;
@@ -23,6 +24,7 @@ const CHANGE: &str = "shepherd.fleet.v1.Clusters/Change";
 const DECLARE: &str = "shepherd.fleet.v1.Clusters/Declare";
 const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/Undeclare";
 const SNAPSHOT: &str = "shepherd.fleet.v1.Clusters/Snapshot";
+const RESTORE: &str = "shepherd.fleet.v1.Clusters/Restore";
 const APPROVE: &str = "shepherd.fleet.v1.Clusters/Approve";
 const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
 
@@ -139,6 +141,26 @@ impl Clusters for ClustersService {
         Ok(Response::new(answer(None, dry_run, &asked.await.map_err(of_bmdb)?)))
     }
 
+    async fn restore(
+        &self,
+        request: Request<v1::RestoreClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.get_ref();
+        let said = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let restore = Restore {
+            snapshot: said(&asked.snapshot),
+            onto: said(&asked.onto),
+            bypass_quorum: asked.bypass_quorum,
+        };
+        let order = Said { rpc: RESTORE, request: asked, order: asked.order.as_ref() }
+            .read(&caller, target(&asked.name))
+            .and_then(of_no_version)?;
+        let dry_run = order.dry_run;
+        let restored = self.site.bmdb.restore_cluster(order, asked.name.clone(), restore);
+        Ok(Response::new(answer(None, dry_run, &restored.await.map_err(of_bmdb)?)))
+    }
+
     async fn list_snapshots(
         &self,
         request: Request<v1::ListSnapshotsRequest>,
@@ -203,6 +225,10 @@ fn cluster(view: ClusterView) -> v1::Cluster {
         machines: view.machines.into_iter().map(machine).collect(),
         declarations: view.declarations.into_iter().map(declaration).collect(),
         snapshot_at: view.snapshot_at.map(at),
+        epoch: view.epoch,
+        restored_at: view.restored_at.map(at),
+        restoring_from: view.restoring_from,
+        restoring_by: view.restoring_by,
     }
 }
 

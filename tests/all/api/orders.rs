@@ -153,6 +153,7 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         }
         "Clusters/Undeclare" => json!({ "name": "ams", "role": "front" }),
         "Clusters/Snapshot" => json!({ "name": "ams" }),
+        "Clusters/Restore" => json!({ "name": "ams" }),
         "Clusters/Approve" => json!({ "name": "ams", "machine": machine }),
         "Clusters/Delete" => json!({ "name": "ams" }),
         "Credentials/Revoke" => json!({ "credential": credential }),

@@ -41,6 +41,7 @@ impl Fixture {
             machine: None,
             labels: shepherd::model::label::Labels::new(),
             address: None,
+            restoring: None,
         };
         Ok(Self {
             connection: Connection::new(&key, &credentials, &files, &Clock::host())?,

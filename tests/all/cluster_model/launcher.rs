@@ -136,7 +136,7 @@ impl NodeLife {
         let membership = if let Some(membership) = self.disk().membership {
             membership
         } else {
-            let membership = first_membership(own, address);
+            let membership = first_membership(own, address, 0);
             self.write(|disk| disk.membership = Some(membership.clone())).await;
             membership
         };
@@ -208,7 +208,7 @@ impl NodeLife {
             of_role
         } else {
             let address = self.world.look().machines[self.at].address;
-            let membership = membership_of(own, address, role);
+            let membership = membership_of(own, address, role, 0);
             self.write(|disk| disk.membership = Some(membership.clone())).await;
             membership
         };

@@ -298,6 +298,7 @@ pub(crate) fn founding(id: Uuid, node: &Holder, owner: &Holder, now: Timestamp) 
         machine: None,
         labels: BTreeMap::new(),
         address: None,
+        restoring: None,
     })
 }
 

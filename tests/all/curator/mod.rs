@@ -6,5 +6,6 @@ mod consensus;
 mod heartbeats;
 mod leading;
 mod life;
+mod restoring;
 mod snapshots;
 mod watches;

@@ -4,5 +4,6 @@ mod crashes;
 mod forming;
 mod node;
 mod renewal;
+mod restoring;
 mod roles;
 mod services;

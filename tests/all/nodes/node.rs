@@ -68,8 +68,13 @@ impl Node {
         // One of sixteen million: the ports of a node are the same everywhere.
         let [a, b, c]: [u8; 3] = rand::random();
         let address = Ipv4Addr::new(127, 64 | (a & 0x3f), b, c.clamp(1, 254));
+        Self::at(address.into())
+    }
+
+    /// The same, at the address of another one that is gone.
+    pub(crate) fn at(address: IpAddr) -> Result<Self> {
         Ok(Self {
-            address: address.into(),
+            address,
             facts: Facts::default(),
             clock: Clock::host(),
             running: None,
@@ -277,6 +282,8 @@ impl Owner {
             cluster: self.cluster,
             name: "of a test".to_owned(),
             owner_keys: vec![hex::encode(self.key.public_key())],
+            snapshot: None,
+            epoch: 0,
         }
     }
 
@@ -322,6 +329,7 @@ impl Owner {
             ticket: hex::encode(made.secret),
             ca_certificate: hex::encode(&anchor.certificate),
             curators: vec![std::net::SocketAddr::new(through.address, CURATOR_PORT).to_string()],
+            epoch: 0,
         })
     }
 

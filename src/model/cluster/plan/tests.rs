@@ -87,6 +87,9 @@ fn well(control_plane: u8) -> Cluster {
         spec: spec(u32::from(control_plane), 1),
         deleting: false,
         founded: Some(Founded { ca_certificate: vec![1], curators: vec!["10.0.0.1:7835".into()], at: at(0) }),
+        epoch: 0,
+        restored_at: None,
+        restoring: None,
         declared: Vec::new(),
         members,
         view: View::Seen(seen),
@@ -500,6 +503,97 @@ fn cluster_ends_when_its_machines_have_left() {
     assert_eq!(told(&cluster, &[]), "forget 9", "it was never asked anything");
     cluster.members.clear();
     assert_eq!(told(&cluster, &[]), "remove");
+}
+
+/// A cluster of three that is being brought back since 50 seconds, onto a control plane of one; of the old one a member is
+/// heard.
+fn restoring(onto: Option<u8>) -> Cluster {
+    let since = at(950);
+    let restoring = Restoring { since, onto: onto.map(machine), digest: [5; 32] };
+    let mut cluster = Cluster { restoring: Some(restoring), view: View::Nobody, spec: spec(1, 1), ..well(3) };
+    cluster.members[1].phase = Phase::NeedsHuman;
+    cluster.members[2].phase = Phase::Silent;
+    cluster
+}
+
+fn old_ones_leave(cluster: &mut Cluster) {
+    for member in &mut cluster.members[..3] {
+        member.leaving = Some("its cluster is restored from a snapshot".to_owned());
+        member.asked = Some(order(Wanted::Leave, 5));
+        member.report = Some(Report { generation: 2, key: Some([1; 32]), ..Report::default() });
+    }
+}
+
+#[test]
+fn cluster_is_brought_back_by_a_new_machine_once_those_of_the_old_that_are_heard_have_left() {
+    let mut cluster = restoring(None);
+    let why = "its cluster is restored from a snapshot";
+    let fence = "waits: 1 of its old control plane are heard and have to leave first";
+    assert_eq!(
+        told(&cluster, &[20]),
+        format!("leaving 1: {why}; leaving 2: {why}; leaving 3: {why}; {fence}")
+    );
+    for member in &mut cluster.members[..3] {
+        member.leaving = Some(why.to_owned());
+    }
+    assert_eq!(
+        told(&cluster, &[20]),
+        format!("choose 20 control-plane; ask 1 leave; ask 2 leave; ask 3 leave; {fence}")
+    );
+    old_ones_leave(&mut cluster);
+    cluster.members.push(Member { chosen_at: at(960), ..member(20, Part::ControlPlane) });
+    let asked = "it was asked to leave, and has not said that it has";
+    assert_eq!(told(&cluster, &[]), format!("{fence}; 1 waits: {asked}; 2 waits: {asked}; 3 waits: {asked}"));
+    cluster.members[0].report = Some(Report { generation: 3, ..Report::default() });
+    let waits = format!(
+        "1 waits: it has left; its node is deleted once the cluster is back; 2 waits: {asked}; 3 waits: {asked}; \
+         9 waits: m20 restores the cluster first"
+    );
+    assert_eq!(told(&cluster, &[]), format!("ask 20 found; {waits}"));
+    // One that is heard and does not leave is not waited for without an end: its epoch is over in any case.
+    cluster.members[0].report = Some(Report { generation: 2, key: Some([1; 32]), ..Report::default() });
+    cluster.restoring.as_mut().unwrap().since = at(1000 - 121);
+    assert!(told(&cluster, &[]).starts_with("ask 20 found; "), "{}", told(&cluster, &[]));
+    cluster.members[4].asked = Some(order(Wanted::Found, 5));
+    cluster.members[4].report = Some(Report {
+        generation: 3,
+        key: Some(key(20)),
+        ca_certificate: Some(vec![1]),
+        address: Some("10.0.0.20".to_owned()),
+        ..Report::default()
+    });
+    assert!(told(&cluster, &[]).starts_with("founded 20; "), "{}", told(&cluster, &[]));
+    cluster.members[4].phase = Phase::NeedsHuman;
+    let lost = told(&cluster, &[]);
+    assert!(lost.starts_with("leaving 20: it was lost while the cluster was restored"), "{lost}");
+}
+
+#[test]
+fn cluster_is_brought_back_onto_the_machine_that_was_said_or_one_that_has_left_where_none_is_free() {
+    let mut cluster = restoring(Some(21));
+    old_ones_leave(&mut cluster);
+    cluster.members[0].report = Some(Report { generation: 3, ..Report::default() });
+    let first = told(&cluster, &[20, 21]);
+    assert!(first.starts_with("choose 21 control-plane; "), "{first}");
+    let nobody = told(&cluster, &[20]);
+    assert!(!nobody.contains("choose") && !nobody.contains("forget"), "{nobody}");
+    assert!(nobody.contains("waits: the machine that it is to be restored onto is not free yet"), "{nobody}");
+    // Of the old ones, the one that was said.
+    cluster.restoring.as_mut().unwrap().onto = Some(machine(1));
+    assert!(told(&cluster, &[20]).starts_with("forget 1; "), "{}", told(&cluster, &[20]));
+    cluster.restoring.as_mut().unwrap().onto = None;
+    assert!(told(&cluster, &[]).starts_with("forget 1; "), "{}", told(&cluster, &[]));
+    assert!(told(&cluster, &[20]).starts_with("choose 20 control-plane; "), "{}", told(&cluster, &[20]));
+}
+
+#[test]
+fn whoever_lived_on_is_told_where_the_restored_cluster_is_once() {
+    let mut cluster = Cluster { epoch: 2, restored_at: Some(at(900)), ..well(1) };
+    assert_eq!(told(&cluster, &[]), "ask 1 join; ask 9 join");
+    cluster.members[0].report.as_mut().unwrap().epoch = 2;
+    assert_eq!(told(&cluster, &[]), "ask 9 join", "it has heard of it");
+    cluster.members[1].asked = Some(order(Wanted::Join, 50));
+    assert_eq!(told(&cluster, &[]), "", "it was told");
 }
 
 #[test]

@@ -1,0 +1,126 @@
+//! A cluster that comes back from a snapshot, at the very address of its old member, and a node that lived on.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use shepherd::curator::snapshot::{Snapshot, digest_of};
+use shepherd::model::ids::MachineId;
+use shepherd::proto::agent::v1 as agent;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::snapshots_client::SnapshotsClient;
+use shepherd::roleserver::cluster::asked::Asked;
+use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
+use shepherd::roleserver::cluster::order::What;
+
+use super::node::{Node, Owner, patiently};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::until;
+
+async fn snapshot(owner: &Owner) -> Result<Vec<u8>> {
+    let mut snapshots = SnapshotsClient::new(owner.curators()?.channel());
+    let mut pieces = patiently(async || snapshots.take(wire::TakeSnapshotRequest {}).await).await?;
+    let mut encoded = Vec::new();
+    while let Some(piece) = pieces.message().await? {
+        encoded.extend(piece.piece);
+    }
+    Ok(encoded)
+}
+
+/// Who leads, to a node.
+fn leader(node: &Node) -> Option<String> {
+    let connection = node.facts.connection.latest()?;
+    Some(connection.curators.leader()?.node.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old_one() -> TestResult {
+    let mut owner = Owner::new()?;
+    let mut first = Node::new()?;
+    first.ask(owner.found())?;
+    first.start()?;
+    first.until_control_plane(true).await?;
+    owner.claim(&first).await?;
+    let mut worker = Node::new()?;
+    worker.start()?;
+    worker.ask(owner.join(&first).await?)?;
+    owner.approve(&worker).await?;
+    worker.until_it_is_one().await?;
+    owner.until_said(&worker).await?;
+    owner.until_well(1, 2).await?;
+    let before = owner.members().await?[0].member_id;
+    let taken = snapshot(&owner).await?;
+    let (id, authority) = (Snapshot::decode(&taken)?.cluster, worker.files().credentials()?.context("one")?);
+
+    // Its only member is gone. Another machine has its address, and restores it.
+    first.cut_power().await?;
+    let mut second = Node::at(first.address)?;
+    let What::Found { cluster, name, owner_keys, .. } = owner.found() else {
+        panic!("not asked to found one")
+    };
+    second.files().key_or_new()?;
+    std::fs::write(second.files().snapshot(), &taken)?;
+    second.ask(What::Found {
+        cluster,
+        name,
+        owner_keys,
+        snapshot: Some(hex::encode(digest_of(&taken))),
+        epoch: 1,
+    })?;
+    second.start()?;
+    second.until_control_plane(true).await?;
+    second.until_it_is_one().await?;
+    assert_eq!(cluster, id);
+    assert!(!second.files().snapshot().exists(), "the snapshot is still on its disk");
+    assert_eq!(second.files().epoch(id)?, 1);
+    let mut owner = owner.again();
+    owner.claim(&second).await?;
+    let members = owner.members().await?;
+    assert_eq!(members.len(), 1);
+    assert_ne!(members[0].member_id, before, "a member of before could take itself for this one");
+
+    // The node that lived on is told, and goes on as the node that it is.
+    let asked = Asked::new(MachineId::generate(), worker.files(), worker.facts.clone());
+    let curator = std::net::SocketAddr::new(second.address, CURATOR_PORT).to_string();
+    let join = agent::JoinCluster {
+        ticket: vec![7; 32],
+        ca_certificate: hex::decode(&authority.ca_certificate)?,
+        curators: vec![curator],
+        epoch: 1,
+    };
+    asked.hear(&agent::ClusterOrder {
+        generation: 1,
+        what: Some(agent::cluster_order::What::Join(join)),
+        ..Default::default()
+    });
+    assert_eq!((asked.report().epoch, asked.report().error.as_str()), (1, ""));
+    let restored = second.id()?.to_string();
+    until("it follows the restored cluster", async || Ok(leader(&worker).as_ref() == Some(&restored)))
+        .await?;
+    until("its curator hears it", async || {
+        let id = worker.id()?.to_string();
+        let nodes = owner.nodes().await?;
+        Ok(nodes.iter().any(|listed| {
+            listed.node.as_ref().is_some_and(|node| node.node_id == id)
+                && listed.health.is_some_and(|health| health.kind() == wire::node_health::Kind::Healthy)
+        }))
+    })
+    .await?;
+
+    // The old member comes back, where the new one was, and leads all that it knows of: nobody listens to it.
+    second.cut_power().await?;
+    first.start()?;
+    first.until_control_plane(true).await?;
+    let mut of_before = owner.again();
+    of_before.claim(&first).await?;
+    of_before.members().await?;
+    let old = first.id()?.to_string();
+    for _ in 0..50 {
+        assert_ne!(leader(&worker).as_ref(), Some(&old), "it follows the cluster of before");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    first.cut_power().await?;
+    second.start()?;
+    until("it follows the restored cluster", async || Ok(leader(&worker).as_ref() == Some(&restored)))
+        .await?;
+    Ok(())
+}

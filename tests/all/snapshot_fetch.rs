@@ -1,0 +1,128 @@
+//! A snapshot of a cluster, with the key of its authority, goes to the one machine that is to restore just that.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+use secrecy::SecretSlice;
+use shepherd::bmdb::audit::request_digest;
+use shepherd::bmdb::sealed_snapshot::seal;
+use shepherd::bmdb::secret::SecretsKey;
+use shepherd::model::declaration::Sha256;
+use shepherd::roleserver::shepherds::{FetchError, Shepherds, Way, Ways};
+use sqlx::PgPool;
+
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::{Listener, TestAgent, settings, untold};
+use crate::harness::postgres::TestDatabase;
+
+/// The shepherd of a machine.
+fn shepherds(listener: &Listener, agent: &TestAgent) -> Result<Shepherds> {
+    let way = Way {
+        endpoint: listener.server.local_addr.to_string(),
+        ca_certificates: listener.server.ca_certificates(),
+    };
+    let shepherds = Shepherds::default();
+    shepherds.learn(Ways {
+        machine_id: agent.machine,
+        identity: agent.identity.clone(),
+        time: untold()?,
+        ways: vec![way],
+    });
+    Ok(shepherds)
+}
+
+/// A cluster that is restored from a snapshot by one machine, with another one of its control plane.
+async fn restored_by(pool: &PgPool, restorer: &TestAgent, other: &TestAgent, sealed: &[u8]) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
+             created_by, waits, settled, restoring_since, restoring_by)
+         VALUES (gen_random_uuid(), 'ams', 3, 0, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE,
+             clock_timestamp() - INTERVAL '1 hour', 'kim')",
+    )
+    .execute(pool)
+    .await?;
+    sqlx::query(
+        "INSERT INTO cluster_snapshot
+         SELECT gen_random_uuid(), cluster_id, clock_timestamp(), 'first', 7, 0, 10, 5, 3, '[]', $1 FROM cluster",
+    )
+    .bind(request_digest(SNAPSHOT).as_slice())
+    .execute(pool)
+    .await?;
+    for (number, chunk) in sealed.chunks(100).enumerate() {
+        sqlx::query("INSERT INTO cluster_snapshot_chunk SELECT snapshot_id, $1, $2 FROM cluster_snapshot")
+            .bind(i64::try_from(number)?)
+            .bind(chunk)
+            .execute(pool)
+            .await?;
+    }
+    sqlx::query("UPDATE cluster SET restoring_from = (SELECT snapshot_id FROM cluster_snapshot)")
+        .execute(pool)
+        .await?;
+    for (machine, what) in [(restorer, "found"), (other, "join")] {
+        for statement in [
+            "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at)
+             SELECT $1, cluster_id, 'control-plane', clock_timestamp() FROM cluster WHERE $2 <> ''",
+            "INSERT INTO cluster_order (machine_id, generation, what, sealed, ordered_at)
+             VALUES ($1, 1, $2, 'sealed', clock_timestamp())",
+        ] {
+            sqlx::query(statement).bind(machine.machine.0).bind(what).execute(pool).await?;
+        }
+    }
+    Ok(())
+}
+
+const SNAPSHOT: &[u8] = &[7; 600_000];
+
+async fn fetched(shepherds: &Shepherds, directory: &Path) -> Result<Vec<u8>, FetchError> {
+    let path = directory.join(uuid::Uuid::new_v4().to_string());
+    shepherds.fetch(Sha256(request_digest(SNAPSHOT)), &path).await?;
+    std::fs::read(path).map_err(|error| FetchError::Failed(error.to_string()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_asked_and_to_no_other()
+-> TestResult {
+    let database = TestDatabase::create("snapshot_fetch").await?;
+    let directory = tempfile::tempdir()?;
+    let secrets = Arc::new(SecretsKey::open(&directory.path().join("secrets.key"))?);
+    let sealed = seal(&secrets, &SecretSlice::from(SNAPSHOT.to_vec()))?;
+    let settings = shepherd::server::callback_server::CallbackSettings {
+        secrets: Some(secrets),
+        ..settings(directory.path())?
+    };
+    let listener = Listener::start(&database, settings).await?;
+    let pool = database.pool().await?;
+    let restorer = TestAgent::new(&pool, &listener.bmdb).await?;
+    let other = TestAgent::new(&pool, &listener.bmdb).await?;
+    let stranger = TestAgent::new(&pool, &listener.bmdb).await?;
+    restored_by(&pool, &restorer, &other, &sealed).await?;
+
+    let ways = shepherds(&listener, &restorer)?;
+    for _ in 0..2 {
+        assert!(fetched(&ways, directory.path()).await? == SNAPSHOT, "it is another file");
+        // It is open in the shepherd now, and goes to nobody else for that.
+        for (agent, who) in [(&other, "another machine of the cluster"), (&stranger, "any machine")] {
+            let answer = fetched(&shepherds(&listener, agent)?, directory.path()).await;
+            assert_eq!(answer.err(), Some(FetchError::Absent), "{who} was given the snapshot");
+        }
+    }
+    for (statement, undo) in [
+        ("UPDATE cluster_order SET sealed = NULL", "UPDATE cluster_order SET sealed = 'sealed'"),
+        ("UPDATE machine_cluster SET leaving = 'it is lost'", "UPDATE machine_cluster SET leaving = NULL"),
+        (
+            "UPDATE cluster_order SET ordered_at = ordered_at - INTERVAL '2 hours'",
+            "UPDATE cluster_order SET ordered_at = clock_timestamp()",
+        ),
+        ("UPDATE cluster SET restoring_since = NULL, restoring_from = NULL", ""),
+    ] {
+        sqlx::query(statement).execute(&pool).await?;
+        let answer = fetched(&ways, directory.path()).await;
+        assert_eq!(answer.err(), Some(FetchError::Absent), "after {statement}");
+        if !undo.is_empty() {
+            sqlx::query(undo).execute(&pool).await?;
+            assert!(fetched(&ways, directory.path()).await? == SNAPSHOT, "after {undo}");
+        }
+    }
+    Ok(listener.stop().await?)
+}
