@@ -112,11 +112,13 @@ pub(super) async fn restore(client: &Client, restoring: &Restoring, own: &Node) 
         let value = records.remove(&key).ok_or_else(missing)?;
         last.push((key, value));
     }
-    for part in parts(records) {
-        client.create_unguarded("records of a snapshot", &part).await?;
+    // Whoever finds the last part finds all of it.
+    for part in parts(records).into_iter().chain([last]) {
+        if !client.create_unguarded("records of a snapshot", &part).await? {
+            let sentence = "somebody else writes into this etcd, which is to hold what is restored and nothing else";
+            return Err(FoundingError::Refused(sentence.to_owned()));
+        }
     }
-    // Whoever finds this finds all of it.
-    client.create_unguarded("the last records of a snapshot", &last).await?;
     Ok(())
 }
 

@@ -30,8 +30,8 @@ impl snapshots_server::Snapshots for SnapshotsService {
         let caller = Caller::of(&request)?;
         let client = self.0.store.client();
         let listing = client.list(&Keys::Under(ROOT.to_owned())).await.map_err(Failure::from)?;
-        let snapshot = Snapshot::of(listing, self.0.clock.now()).map_err(refused)?;
-        let encoded = snapshot.encode().map_err(refused)?;
+        let snapshot = Snapshot::of(listing, self.0.clock.now()).map_err(|error| refused(&error))?;
+        let encoded = snapshot.encode().map_err(|error| refused(&error))?;
         tracing::info!(
             revision = snapshot.revision, bytes = encoded.len(), by = %caller.peer, "a snapshot was taken"
         );
@@ -40,7 +40,7 @@ impl snapshots_server::Snapshots for SnapshotsService {
     }
 }
 
-fn refused(error: SnapshotError) -> Status {
+fn refused(error: &SnapshotError) -> Status {
     let code = match error {
         SnapshotError::TooLarge(_) => Code::ResourceExhausted,
         _ => Code::Internal,

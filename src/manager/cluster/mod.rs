@@ -8,6 +8,7 @@
 //!
 //! * A machine that was chosen and asked nothing is asked in the next pass.
 //! * A ticket that was made and never handed on expires within the hour, and is good for one node.
+//! * An epoch that was drawn for a machine to restore the cluster, and never handed on, is nobody's.
 //! * What curators were told and answered to nobody is seen in what they say next.
 //!
 //! # Who may do it

@@ -51,35 +51,7 @@ impl Tending<'_> {
                 let sealed = self.settings.secrets.seal(SEALED, &plain).map_err(CuratorError::from)?;
                 self.bmdb.ask_about_cluster(&self.lease, *machine, (*what, self.name), sealed).await?;
             }
-            Step::Founded { machine } => {
-                let report = cluster.members.iter().find(|member| member.machine == *machine);
-                let report = report.and_then(|member| member.report.clone()).unwrap_or_default();
-                let certificate = report.ca_certificate.unwrap_or_default();
-                let curator = report.address.and_then(|address| first_curator(&address, CURATOR_PORT));
-                match curator {
-                    Some(curator) if cluster.restoring.is_some() => {
-                        // What was restored has the authority of the snapshot, and that is the cluster's.
-                        let known = cluster.founded.as_ref().map(|founded| founded.ca_certificate.as_slice());
-                        if known == Some(certificate.as_slice()) && report.epoch == cluster.epoch {
-                            self.bmdb
-                                .cluster_restored(&self.lease, self.cluster, *machine, &[curator])
-                                .await?;
-                        } else {
-                            let said = "it reports to have restored something else than this cluster; it has to leave it";
-                            planned.machines.insert(*machine, said.to_owned());
-                        }
-                    }
-                    Some(curator) if is_authority_of(&certificate, self.cluster) => {
-                        self.bmdb
-                            .cluster_founded(&self.lease, self.cluster, *machine, &certificate, &[curator])
-                            .await?;
-                    }
-                    _ => {
-                        let said = "it reports to be a node of another cluster; it has to leave that first";
-                        planned.machines.insert(*machine, said.to_owned());
-                    }
-                }
-            }
+            Step::Founded { machine } => self.note_founded(cluster, *machine, planned).await?,
             Step::Approve { machine, key } => {
                 let approved = match &self.way {
                     Some(way) => way.approve(*key).await,
@@ -132,6 +104,39 @@ impl Tending<'_> {
             }
         }
         Ok(false)
+    }
+
+    /// Writes down by what a cluster is known, as the machine reported it that founded it or brought it back.
+    async fn note_founded(
+        &self,
+        cluster: &Cluster,
+        machine: MachineId,
+        planned: &mut Plan,
+    ) -> Result<(), PassError> {
+        let report = cluster.members.iter().find(|member| member.machine == machine);
+        let report = report.and_then(|member| member.report.clone()).unwrap_or_default();
+        let certificate = report.ca_certificate.unwrap_or_default();
+        let curator = report.address.and_then(|address| first_curator(&address, CURATOR_PORT));
+        let said = match curator {
+            // What was restored has the authority of the snapshot, and that is the cluster's.
+            Some(curator) if cluster.restoring.is_some() => {
+                let known = cluster.founded.as_ref().map(|founded| founded.ca_certificate.as_slice());
+                if known == Some(certificate.as_slice()) && report.epoch == cluster.epoch {
+                    self.bmdb.cluster_restored(&self.lease, self.cluster, machine, &[curator]).await?;
+                    return Ok(());
+                }
+                "it reports to have restored something else than this cluster; it has to leave it"
+            }
+            Some(curator) if is_authority_of(&certificate, self.cluster) => {
+                self.bmdb
+                    .cluster_founded(&self.lease, self.cluster, machine, &certificate, &[curator])
+                    .await?;
+                return Ok(());
+            }
+            _ => "it reports to be a node of another cluster; it has to leave that first",
+        };
+        planned.machines.insert(machine, said.to_owned());
+        Ok(())
     }
 
     /// The order that a machine is given. A ticket is made for it where it is to join.

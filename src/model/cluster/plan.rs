@@ -358,7 +358,14 @@ impl Planning<'_> {
         };
         let mut to_leave = 0;
         for member in &self.cluster.members {
-            let old = member.part == Part::ControlPlane && member.chosen_at <= restoring.since;
+            if member.part == Part::Worker {
+                // Its node goes first, and nobody can be asked for that now.
+                if member.leaving.is_some() {
+                    self.wait(member, "it leaves once the cluster is back");
+                }
+                continue;
+            }
+            let old = member.chosen_at <= restoring.since;
             let heard = matches!(member.phase, Phase::Ready | Phase::Installed);
             match &member.leaving {
                 None if old => {
@@ -367,7 +374,7 @@ impl Planning<'_> {
                     self.step(Step::Leaving { machine: member.machine, why });
                 }
                 // Whoever was to restore it and is lost in between has an epoch of its own, which counts no more.
-                None if member.part == Part::ControlPlane && (member.is_given_up() || member.retiring) => {
+                None if member.is_given_up() || member.retiring => {
                     let why = "it was lost while the cluster was restored".to_owned();
                     self.step(Step::Leaving { machine: member.machine, why });
                 }

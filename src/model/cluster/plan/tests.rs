@@ -550,6 +550,9 @@ fn cluster_is_brought_back_by_a_new_machine_once_those_of_the_old_that_are_heard
          9 waits: m20 restores the cluster first"
     );
     assert_eq!(told(&cluster, &[]), format!("ask 20 found; {waits}"));
+    cluster.members[3].leaving = Some("it is being retired".to_owned());
+    assert!(told(&cluster, &[]).ends_with("9 waits: it leaves once the cluster is back"));
+    cluster.members[3].leaving = None;
     // One that is heard and does not leave is not waited for without an end: its epoch is over in any case.
     cluster.members[0].report = Some(Report { generation: 2, key: Some([1; 32]), ..Report::default() });
     cluster.restoring.as_mut().unwrap().since = at(1000 - 121);
