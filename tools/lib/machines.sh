@@ -14,13 +14,17 @@ declare -a pids=() outer=()
 
 # ---------------------------------------------------------------- outside
 
-# enclosed SCRIPT: runs it as `SCRIPT --inside DIRECTORY`, and sees to it that nothing is left of that.
-enclosed() {
-    local before after ended=0
+# must_be_root SCRIPT: before anything is built or installed for it.
+must_be_root() {
     if [[ $(id -u) -ne 0 ]]; then
         echo "$1 must be root: it makes network and mount namespaces, and a user in one of them" >&2
         exit 1
     fi
+}
+
+# enclosed SCRIPT: runs it as `SCRIPT --inside DIRECTORY`, and sees to it that nothing is left of that.
+enclosed() {
+    local before after ended=0
     scratch=$(mktemp -d /tmp/shepherd-e2e.XXXXXXXX)
     trap tidy EXIT
     trap 'exit 130' INT TERM
