@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 18] = [
+const CONTRACTS: [&str; 19] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/curator/v1/credentials.proto",
     "shepherd/curator/v1/declarations.proto",
@@ -15,6 +15,7 @@ const CONTRACTS: [&str; 18] = [
     "shepherd/curator/v1/tickets.proto",
     "shepherd/fleet/v1/access.proto",
     "shepherd/fleet/v1/approvals.proto",
+    "shepherd/fleet/v1/artefacts.proto",
     "shepherd/fleet/v1/budgets.proto",
     "shepherd/fleet/v1/clusters.proto",
     "shepherd/fleet/v1/fleet.proto",

@@ -73,6 +73,7 @@ pub(crate) async fn run(crew: &Path) -> Result<()> {
             time: Arc::new(KnownTime::new(clock.clone(), None)),
             hardware: Arc::new(HardwareReport::default),
             cluster: no_cluster(),
+            shepherds: None,
             observer: ignore(),
         };
         agents.spawn(agent.run(stop.clone()));

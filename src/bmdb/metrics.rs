@@ -57,6 +57,9 @@ const HEARTBEAT_RESULTS: [&str; 11] = [
     "too-many",
     "internal",
 ];
+/// How fetching a file ends.
+const FETCH_RESULTS: [&str; 7] =
+    ["sent", "broken-off", "busy", "malformed", "not-found", "unauthenticated", "unavailable"];
 /// Why handshakes fail.
 const HANDSHAKE_REASONS: [&str; 7] =
     ["accept", "certificate", "connection", "full", "gave-way", "protocol", "timeout"];
@@ -312,6 +315,10 @@ pub struct Metrics {
     pub agent_connections_unproven: Gauge,
     /// Connections that were closed because they proved no agent.
     pub agent_connections_closed: Family<ByReason, Counter>,
+    /// Files that machines asked for.
+    pub artefact_fetches: Family<ByResult, Counter>,
+    /// Files that are being sent.
+    pub artefact_fetches_open: Gauge,
     /// Calls of the API that were answered.
     pub api_calls: Family<ByCall, Counter>,
     /// How long the answer to such a call took, in seconds; of a watch, its beginning.
@@ -350,6 +357,8 @@ impl Metrics {
             agent_connections: Gauge::default(),
             agent_connections_unproven: Gauge::default(),
             agent_connections_closed: Family::default(),
+            artefact_fetches: Family::default(),
+            artefact_fetches_open: Gauge::default(),
             api_calls: Family::default(),
             api_call_seconds: Family::new_with_constructor(|| Histogram::new(CALL_BOUNDS)),
         };
@@ -370,6 +379,9 @@ impl Metrics {
         }
         for result in HEARTBEAT_RESULTS {
             drop(self.heartbeats.get_or_create(&ByResult { result }));
+        }
+        for result in FETCH_RESULTS {
+            drop(self.artefact_fetches.get_or_create(&ByResult { result }));
         }
         for reason in HANDSHAKE_REASONS {
             drop(self.handshake_failures.get_or_create(&ByReason { reason }));
@@ -440,6 +452,18 @@ impl Metrics {
     }
 
     fn register_connections(&self, book: &mut Book) {
+        book.add(
+            "artefact_fetches",
+            "Files that machines asked for, by what became of it",
+            &[Label::one_of("result", FETCH_RESULTS)],
+            self.artefact_fetches.clone(),
+        );
+        book.add(
+            "artefact_fetches_open",
+            "Files that are being sent to machines",
+            &[],
+            self.artefact_fetches_open.clone(),
+        );
         book.add(
             "handshake_failures",
             "TLS handshakes of agents that failed",

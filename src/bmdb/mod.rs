@@ -18,6 +18,7 @@
 //!   transaction; whose it is, a [`credential`] says.
 //! * A **cluster** of machines is asked for and read in [`cluster`]; what becomes of it is written under its lease
 //!   (`cluster_work`). Roles that are declared to it are in [`cluster_declaration`].
+//! * An [`artefact`] is a file that machines fetch from any shepherd, kept in pieces.
 //! * What is counted stands in one book ([`metric_book`], [`metrics`]); the fleet is counted once a minute
 //!   ([`sample`]).
 //! * What is old is deleted by [`retention`], which lists every table with its bound; [`storage`] looks at
@@ -35,6 +36,7 @@
 
 pub mod action;
 pub mod approval;
+pub mod artefact;
 mod attempt;
 pub mod audit;
 pub mod budget;

@@ -22,11 +22,12 @@
 //! | `intent` | what is settled within it, and what is open |
 //! | `session` | what is closed within it, and what is open or holds something |
 //! | `audit`, `approval` | what was ordered, and asked for, within it |
+//! | `artefact`, `artefact_chunk` | 200 files of 256 MiB at the most; those that nobody brought to their end go after a day |
 //! | `access_credential` | one per credential an admin ever made |
 //! | `fleet_sample` | one a minute for thirty days |
 //!
 //! `history`, `intent`, `session`, `audit`, `approval` and `fleet_sample` are the ones that time alone makes grow, and
-//! [`Bmdb::forget`] is what keeps them to their bounds. A machine that left is kept: its row is what refuses whoever
+//! [`Bmdb::forget`] is what keeps them to their bounds. What was begun of an artefact is deleted with them. A machine that left is kept: its row is what refuses whoever
 //! comes back with its name.
 //!
 //! # What is never deleted
@@ -59,9 +60,11 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 42] = [
+pub const TABLES: [&str; 44] = [
     "access_credential",
     "approval",
+    "artefact",
+    "artefact_chunk",
     "audit",
     "bmdb_identity",
     "brake",
@@ -113,6 +116,11 @@ const LONGEST_KEPT_MS: i64 = 1_000 * 365 * 86_400_000;
 /// How long counts of the fleet are kept: thirty days, whatever the policy says of history.
 const SAMPLES_KEPT_MS: i64 = 30 * 86_400_000;
 
+/// How long an artefact is kept that nobody brings to its end: a day.
+const BEGUN_KEPT_MS: i64 = 86_400_000;
+/// Most pieces of artefacts that one statement deletes: each is hundreds of rows where the database keeps it.
+const MOST_PIECES: i64 = 50;
+
 /// What time alone makes grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retained {
@@ -128,12 +136,33 @@ pub enum Retained {
     Approvals,
     /// Counts of the fleet.
     Samples,
+    /// Pieces of artefacts that nobody brought to their end.
+    Pieces,
+    /// Artefacts that nobody brought to their end.
+    Begun,
 }
 
 impl Retained {
-    /// In the order in which they are deleted: history names sessions.
-    pub const ALL: [Self; 6] =
-        [Self::History, Self::Intents, Self::Sessions, Self::Audit, Self::Approvals, Self::Samples];
+    /// In the order in which they are deleted: history names sessions, and pieces their artefacts.
+    pub const ALL: [Self; 8] = [
+        Self::History,
+        Self::Intents,
+        Self::Sessions,
+        Self::Audit,
+        Self::Approvals,
+        Self::Samples,
+        Self::Pieces,
+        Self::Begun,
+    ];
+
+    /// Most rows of it that one statement deletes.
+    #[must_use]
+    pub const fn batch(self) -> i64 {
+        match self {
+            Self::Pieces => MOST_PIECES,
+            _ => BATCH,
+        }
+    }
 
     /// Its table.
     #[must_use]
@@ -145,6 +174,8 @@ impl Retained {
             Self::Audit => "audit",
             Self::Approvals => "approval",
             Self::Samples => "fleet_sample",
+            Self::Pieces => "artefact_chunk",
+            Self::Begun => "artefact",
         }
     }
 }
@@ -206,6 +237,26 @@ impl Bmdb {
                 self.statement("deleting old counts of the fleet", move |connection| {
                     Box::pin(async move {
                         sqlx::query_file!("sql/retention/samples.sql", SAMPLES_KEPT_MS, most)
+                            .execute(connection)
+                            .await
+                    })
+                })
+                .await
+            }
+            Retained::Pieces => {
+                self.statement("deleting pieces of artefacts", move |connection| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/retention/artefact_pieces.sql", BEGUN_KEPT_MS, most)
+                            .execute(connection)
+                            .await
+                    })
+                })
+                .await
+            }
+            Retained::Begun => {
+                self.statement("deleting artefacts that are not whole", move |connection| {
+                    Box::pin(async move {
+                        sqlx::query_file!("sql/retention/artefacts.sql", BEGUN_KEPT_MS)
                             .execute(connection)
                             .await
                     })

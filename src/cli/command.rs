@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::Dialect;
 use crate::cli::approvals::Approve;
+use crate::cli::artefacts::ArtefactsCommand;
 use crate::cli::budgets::BudgetCommand;
 use crate::cli::bundle::Debug;
 use crate::cli::cluster::ClusterCommand;
@@ -211,6 +212,9 @@ brakes, pauses, providers that fail. Where standard output is no terminal, or wi
     /// Make clusters of machines, and look after them
     #[command(subcommand)]
     Cluster(ClusterCommand),
+    /// Files that machines fetch from any shepherd
+    #[command(subcommand)]
+    Artefacts(ArtefactsCommand),
     /// Retire a machine: its provider takes it back, and only the record of it stays
     #[command(
         after_help = examples::RETIRE,

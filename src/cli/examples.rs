@@ -146,6 +146,25 @@ Example:
 Its machines stay in the fleet. What runs on them for the cluster ends, and what they keep of it, its
 etcd included, is removed.";
 
+/// `artefacts add`.
+pub const ARTEFACTS_ADD: &str = "\
+Examples:
+  shepherdctl artefacts add ./server-1.4 --reason 'the new front'
+  shepherdctl artefacts add roleserver --name 'roleserver 1.4' --reason 'the next release'
+
+It is known by its digest, which is printed. A service of a role that names it without a URL fetches it
+from a shepherd. Given again after it was cut off, it goes on where it ended.";
+
+/// `artefacts get`.
+pub const ARTEFACTS_GET: &str = "\
+Example:
+  shepherdctl artefacts get -o json | jq -r '.artefacts[] | .sha256 + \" \" + .name'";
+
+/// `artefacts delete`.
+pub const ARTEFACTS_DELETE: &str = "\
+Example:
+  shepherdctl artefacts delete server-1.3 --reason 'nothing is made of it any more'";
+
 /// `why`.
 pub const WHY: &str = "\
 Examples:

@@ -10,6 +10,7 @@
 
 pub mod again;
 pub mod approvals;
+pub mod artefacts;
 pub mod budgets;
 pub mod bundle;
 pub mod cluster;

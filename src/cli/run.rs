@@ -21,8 +21,9 @@ use crate::cli::policy::PolicyCommand;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    approvals, budgets, bundle, cluster, contexts, describe, dry_run, get, issues, loops, many, operate,
-    output, plan, policy, power, priority, restored, retire, shell, timeline, tokens, top, watch, why, yaml,
+    approvals, artefacts, budgets, bundle, cluster, contexts, describe, dry_run, get, issues, loops, many,
+    operate, output, plan, policy, power, priority, restored, retire, shell, timeline, tokens, top, watch,
+    why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -108,6 +109,7 @@ pub(crate) async fn ask(command: &FleetCommand, format: Format, source: &Source)
         FleetCommand::Get(Get::Brakes) => budgets::brakes(source, format).await,
         FleetCommand::Budget(BudgetCommand::Set(asked)) => budgets::set(source, asked, format).await,
         FleetCommand::Cluster(command) => cluster::cluster_command(source, command, format).await,
+        FleetCommand::Artefacts(command) => artefacts::artefacts_command(source, command, format).await,
         FleetCommand::Loops(Loops::Pause(asked)) => loops::pause(source, asked, format).await,
         FleetCommand::Loops(Loops::Resume(asked)) => loops::resume(source, asked, format).await,
         FleetCommand::Why(of) => why::why(source, &of.machine, format).await,

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::metrics::ByTable;
-use crate::bmdb::retention::{BATCH, Retained};
+use crate::bmdb::retention::Retained;
 use crate::manager::brakes::Brakes;
 use crate::manager::control_loop::panic_text;
 use crate::manager::metrics::HousekeepingMetrics;
@@ -119,10 +119,10 @@ pub async fn forget_once(
     let mut all = 0;
     for what in Retained::ALL {
         loop {
-            let deleted = bmdb.forget(what, BATCH).await?;
+            let deleted = bmdb.forget(what, what.batch()).await?;
             metrics.forgotten.get_or_create(&ByTable { table: what.table() }).inc_by(deleted);
             all += deleted;
-            if deleted < BATCH.unsigned_abs() {
+            if deleted < what.batch().unsigned_abs() {
                 break;
             }
             if stopped_after(stop, FORGET_PAUSE).await {

@@ -8,6 +8,7 @@
 
 pub mod access;
 pub mod arguments;
+pub mod artefact;
 pub mod backoff;
 pub mod brake;
 pub mod breaker;

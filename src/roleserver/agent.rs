@@ -42,6 +42,7 @@ use crate::roleserver::connection;
 use crate::roleserver::conversation::{Conversation, Delivered, Speaker};
 use crate::roleserver::enrolment::Settings;
 use crate::roleserver::known_time::{KnownTime, Told};
+use crate::roleserver::shepherds::{Shepherds, Way, Ways};
 
 /// How long one heartbeat may take, connecting included.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -87,6 +88,8 @@ pub struct Agent {
     pub hardware: ReadHardware,
     /// Where the machine stands with its cluster; [`no_cluster`] where it can have none.
     pub cluster: ReadStanding,
+    /// Told by which ways shepherds are reached, where somebody wants to know.
+    pub shepherds: Option<Shepherds>,
     /// Who hears of it; [`ignore`] when nobody does.
     pub observer: Observer,
 }
@@ -192,7 +195,28 @@ impl Loop {
             access_fence: agent.access_fence,
         });
         let targets = targets(&agent.settings, agent.fallback.as_ref());
-        Self { agent, talk, targets, current: 0, client: None, reading: None }
+        let new = Self { agent, talk, targets, current: 0, client: None, reading: None };
+        new.show_ways();
+        new
+    }
+
+    /// Says by which ways shepherds are reached, the one in use first.
+    fn show_ways(&self) {
+        let Some(shepherds) = &self.agent.shepherds else { return };
+        let (before, from_here) = self.targets.split_at(self.current.min(self.targets.len()));
+        let ways = from_here.iter().chain(before).map(|target| Way {
+            endpoint: target.endpoint.clone(),
+            ca_certificates: match &self.agent.fallback {
+                Some(fallback) if target.of_fallback => fallback.ca_certificates.clone(),
+                _ => self.agent.settings.ca_certificates.clone(),
+            },
+        });
+        shepherds.learn(Ways {
+            machine_id: self.agent.machine_id,
+            identity: self.agent.identity.clone(),
+            time: self.agent.time.clone(),
+            ways: ways.collect(),
+        });
     }
 
     async fn run(mut self) -> Never {
@@ -214,6 +238,7 @@ impl Loop {
                         (self.agent.observer)(&Event::ClusterOrder { order: order.clone() });
                     }
                     self.adopt(&answer);
+                    self.show_ways();
                     let interval = self.agent.settings.heartbeat_interval();
                     let soon = (self.talk.wants_report() && heartbeat.hardware_report.is_none())
                         || answer.cluster_order.is_some();
@@ -412,6 +437,7 @@ mod tests {
             time: Arc::new(KnownTime::new(clock, None)),
             hardware: Arc::new(HardwareReport::default),
             cluster: no_cluster(),
+            shepherds: None,
             observer: Arc::new(move |event| events.lock().unwrap().push(event.clone())),
         }
     }

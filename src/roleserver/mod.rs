@@ -50,6 +50,7 @@ pub mod known_time;
 pub mod metrics;
 pub mod running;
 pub mod server_verifier;
+pub mod shepherds;
 pub mod state_directory;
 pub mod supervise;
 pub mod supervision;

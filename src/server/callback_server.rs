@@ -32,6 +32,7 @@ use crate::server::accept::{AgentStream, ConnectionLimits, accept};
 use crate::server::callback_service::{CallRates, CallbackService};
 use crate::server::certificate::{Authorities, Certificate, CertificateSource, RenewalClock, ends_of};
 use crate::server::error::ServerError;
+use crate::server::fetching::{Artefacts, Fetching, Source};
 use crate::server::heartbeat_form::MESSAGE_LIMIT;
 use crate::server::presence::Presence;
 use crate::server::tls::server_config;
@@ -135,6 +136,7 @@ pub async fn serve_agents(
         authorities: authorities.clone(),
         rates: rates.clone(),
         secrets: settings.secrets,
+        fetching: Fetching::new(sources(&bmdb), metrics.clone(), stop.clone()),
         metrics: metrics.clone(),
     };
     let (accepted, connections) = mpsc::channel(256);
@@ -153,6 +155,11 @@ pub async fn serve_agents(
     }));
     tracing::info!(%local_addr, ?endpoints, "listening for agents");
     Ok(CallbackServer { local_addr, endpoints, authorities, ended })
+}
+
+/// Where files that machines fetch come from.
+fn sources(bmdb: &Bmdb) -> Vec<Arc<dyn Source>> {
+    vec![Arc::new(Artefacts(bmdb.clone()))]
 }
 
 struct Parts {

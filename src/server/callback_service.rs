@@ -18,20 +18,25 @@ use prost::Message as _;
 use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
+use crate::bmdb::artefact::Keyed;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::group_commit::{HeartbeatError, Heartbeats};
 use crate::bmdb::heartbeat::{Outcome, PendingClusterOrder, Wants};
 use crate::bmdb::metrics::{ByResult, Metrics};
 use crate::bmdb::secret::SecretsKey;
+use crate::model::declaration::Sha256;
 use crate::model::ids::MachineId;
 use crate::model::time::{Rate, unix_milliseconds};
 use crate::proto::agent::v1::agent_callback_server::AgentCallback;
-use crate::proto::agent::v1::{ClusterOrder, HeartbeatRequest, HeartbeatResponse, InstallationRequest};
+use crate::proto::agent::v1::{
+    ClusterOrder, FetchArtefactRequest, HeartbeatRequest, HeartbeatResponse, InstallationRequest,
+};
 use crate::server::accept::AgentPeer;
 use crate::server::certificate::Authorities;
-use crate::server::heartbeat_form::read_heartbeat;
+use crate::server::fetching::{Fetching, Pieces};
+use crate::server::heartbeat_form::{read_heartbeat, uuid};
 
 /// How long an agent waits for the database; its own patience is ten seconds.
 const PATIENCE: Duration = Duration::from_secs(9);
@@ -103,12 +108,29 @@ pub struct CallbackService {
     pub rates: Arc<CallRates>,
     /// What opens orders that hold secrets.
     pub secrets: Option<Arc<SecretsKey>>,
+    /// What machines fetch.
+    pub fetching: Fetching,
     /// Counters.
     pub metrics: Metrics,
 }
 
 #[tonic::async_trait]
 impl AgentCallback for CallbackService {
+    type FetchArtefactStream = Pieces;
+
+    async fn fetch_artefact(
+        &self,
+        request: Request<FetchArtefactRequest>,
+    ) -> Result<Response<Self::FetchArtefactStream>, Status> {
+        let called = Instant::now();
+        let answer = self.fetch(request).await;
+        if answer.as_ref().is_err_and(|status| status.code() == Code::Unauthenticated) {
+            self.metrics.artefact_fetches.get_or_create(&ByResult { result: UNAUTHENTICATED }).inc();
+            tokio::time::sleep_until(called + next_step(called.elapsed())).await;
+        }
+        answer.map(Response::new)
+    }
+
     async fn heartbeat(
         &self,
         request: Request<HeartbeatRequest>,
@@ -125,7 +147,48 @@ impl AgentCallback for CallbackService {
 
 const UNAUTHENTICATED: &str = "unauthenticated";
 
+fn nobody() -> Status {
+    Status::unauthenticated("machine id and key do not belong together")
+}
+
+fn retired() -> Status {
+    Status::permission_denied(
+        "this machine is retired, and its key counts no more: stop the role server on it and remove its state directory",
+    )
+}
+
 impl CallbackService {
+    /// Begins to send a file to whoever proves to be the machine that it says.
+    async fn fetch(&self, request: Request<FetchArtefactRequest>) -> Result<Pieces, Status> {
+        let Some(peer) = request.extensions().get::<AgentPeer>().cloned() else {
+            return Err(Status::internal("the connection carries no key"));
+        };
+        if !self.rates.allows(peer.public_key) {
+            return Err(Status::resource_exhausted("too many calls from this agent"));
+        }
+        let asked = request.into_inner();
+        let machine = uuid("machine_id", &asked.machine_id)
+            .map(MachineId)
+            .map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
+        let sha256: [u8; 32] =
+            asked.sha256.try_into().map_err(|_| Status::invalid_argument("sha256 has not 32 bytes"))?;
+        let keyed = tokio::time::timeout(PATIENCE, self.bmdb.keyed(machine, peer.public_key)).await;
+        let Ok(Ok(keyed)) = keyed else {
+            peer.proof.excused();
+            return Err(Status::unavailable("the database is away; try again"));
+        };
+        match keyed {
+            Keyed::Agent => peer.proof.proven(),
+            Keyed::Retired => return Err(retired()),
+            Keyed::Nobody => {
+                tracing::info!(%machine, key = %hex::encode(peer.public_key), address = %peer.address,
+                    "a file was refused: no machine of that id has an agent with that key");
+                return Err(nobody());
+            }
+        }
+        self.fetching.begin(machine, Sha256(sha256), asked.offset).await
+    }
+
     async fn answer(
         &self,
         request: Request<HeartbeatRequest>,
@@ -158,14 +221,11 @@ impl CallbackService {
             Ok(Ok(Outcome::Unauthenticated)) => {
                 tracing::info!(%machine, key = %hex::encode(peer.public_key), address = %peer.address,
                     "a heartbeat was refused: no machine of that id has an agent with that key");
-                let said = "machine id and key do not belong together";
-                (Err(Status::unauthenticated(said)), UNAUTHENTICATED)
+                (Err(nobody()), UNAUTHENTICATED)
             }
             Ok(Ok(Outcome::Retired)) => {
                 tracing::info!(%machine, address = %peer.address, "a heartbeat of a retired machine was refused");
-                let said = "this machine is retired, and its key counts no more: stop the role server on it and \
-                            remove its state directory";
-                (Err(Status::permission_denied(said)), "retired")
+                (Err(retired()), "retired")
             }
             Ok(Err(HeartbeatError::Busy)) => {
                 (Err(Status::unavailable("too many heartbeats wait; try again")), "busy")

@@ -64,7 +64,8 @@ pub fn read_heartbeat(request: HeartbeatRequest, public_key: [u8; 32]) -> Result
     Ok(Heartbeat { machine, public_key, beat, hardware, installation, cluster, access_fence })
 }
 
-fn uuid(field: &'static str, text: &str) -> Result<Uuid, MalformedField> {
+/// The id that a field holds.
+pub(crate) fn uuid(field: &'static str, text: &str) -> Result<Uuid, MalformedField> {
     // The library takes other forms too, in which one id would have several names.
     Uuid::parse_str(text)
         .ok()

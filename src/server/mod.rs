@@ -22,6 +22,7 @@ pub mod callback_server;
 pub mod callback_service;
 pub mod certificate;
 pub mod error;
+pub mod fetching;
 pub mod half_open;
 pub mod hardware_summary;
 pub mod heartbeat_form;

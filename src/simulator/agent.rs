@@ -109,6 +109,7 @@ pub fn build(
         time: Arc::new(KnownTime::new(clock, None)),
         hardware: Arc::new(move || hardware::report(seed, place, &hostname)),
         cluster: standing.map_or_else(no_cluster, |asked| Arc::new(move || asked.report())),
+        shepherds: node.as_ref().map(|node| node.shepherds.clone()),
         observer,
     };
     Ok((agent, node))

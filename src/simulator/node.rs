@@ -19,6 +19,7 @@ use crate::roleserver::cluster::etcd;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::Files;
 use crate::roleserver::cluster::worker::{Settings, worker};
+use crate::roleserver::shepherds::Shepherds;
 use crate::supervisor::supervise::{self, Supervisor};
 
 /// What nodes of a simulator need.
@@ -35,6 +36,8 @@ pub struct Nodes {
 pub struct NodeOfMachine {
     /// Its side of the conversation about clusters.
     pub asked: Asked,
+    /// By which ways it reaches shepherds, as its agent says.
+    pub shepherds: Shepherds,
     facts: Facts,
     disk: PathBuf,
     roleserver: PathBuf,
@@ -48,6 +51,7 @@ impl Nodes {
         let facts = Facts::default();
         NodeOfMachine {
             asked: Asked::new(machine, Files::of(&disk), facts.clone()),
+            shepherds: Shepherds::default(),
             facts,
             disk,
             roleserver: self.roleserver.clone(),
@@ -82,6 +86,7 @@ impl NodeOfMachine {
             clock: crate::curator::clock::Clock::host(),
             // What runs beside it ends with it, as with the power of a machine.
             leaving: CancellationToken::new(),
+            shepherds: self.shepherds,
         };
         let tree = Supervisor::start(worker(&settings, &self.facts), supervise::Settings::default());
         over.cancelled().await;

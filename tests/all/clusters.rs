@@ -251,7 +251,17 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
     let said = field.ctl(&["cluster", "describe", "ams"])?;
     assert!(said.contains("web runs server; by ") && said.contains("web/server  healthy"), "{said}");
 
-    write(second)?;
+    // The new one is a program that the fleet has, and that its nodes fetch from a shepherd.
+    let program = field.fleet.directory().join("front");
+    std::fs::write(&program, format!("#!/bin/sh\nexec /bin/sleep {second}\n"))?;
+    let added =
+        field.ctl(&["artefacts", "add", program.to_str().context("a path")?, "--reason", "the front"])?;
+    let digest_of_it = added.lines().nth(1).context("a digest")?;
+    let text = format!(
+        "role = \"web\"\n[[service]]\nname = \"server\"\nartefact = \"{digest_of_it}\"\nuser = \"root\"\n\
+         health = {{ exec = [\"/bin/true\"], interval = \"1s\" }}\n"
+    );
+    std::fs::write(&file, text)?;
     field.ctl(&["cluster", "declare", "ams", path, "--reason", "the new front"])?;
     let replaced = |cluster: &Value| cluster["declarations"][0]["digest"] != digest && runs(cluster);
     field.until("the new one is declared", "ams", replaced).await?;

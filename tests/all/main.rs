@@ -3,6 +3,7 @@
 
 mod api;
 mod architecture;
+mod artefacts;
 mod bad_input;
 mod bmdb_explain;
 mod bmdb_invariants;

@@ -118,6 +118,7 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
             time: untold()?,
             hardware: Arc::new(HardwareReport::default),
             cluster: shepherd::roleserver::agent::no_cluster(),
+            shepherds: None,
             observer: Arc::new(move |event| {
                 if let Ok(mut seen) = own.lock() {
                     seen.hear(event);

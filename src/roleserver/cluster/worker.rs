@@ -20,6 +20,7 @@ use crate::roleserver::cluster::order::What;
 use crate::roleserver::cluster::roles::roles;
 use crate::roleserver::cluster::services::services;
 use crate::roleserver::cluster::status::status;
+use crate::roleserver::shepherds::Shepherds;
 use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::outcome::Stop;
 
@@ -41,6 +42,8 @@ pub struct Settings {
     pub clock: Clock,
     /// Cancelled before the role server ends: what runs beside it goes on then.
     pub leaving: CancellationToken,
+    /// Where files come from that nobody says a URL of.
+    pub shepherds: Shepherds,
 }
 
 /// The runnable.
@@ -56,6 +59,7 @@ pub fn worker(settings: &Settings, facts: &Facts) -> Runnable {
         clock: settings.clock.clone(),
     };
     let (facts, clock, boot_id) = (facts.clone(), settings.clock.clone(), settings.boot_id.clone());
+    let shepherds = settings.shepherds.clone();
     Runnable::new(move |starting: Starting| {
         let parts = [
             ("enrolment", enrolment(files.clone(), facts.clone(), clock.clone())),
@@ -68,7 +72,13 @@ pub fn worker(settings: &Settings, facts: &Facts) -> Runnable {
             ("directory", directory(files.clone(), facts.clone())),
             (
                 "services",
-                services(files.clone(), facts.clone(), host.places.clone(), clock.clone(), boot_id.clone()),
+                services(
+                    (files.clone(), shepherds.clone()),
+                    facts.clone(),
+                    host.places.clone(),
+                    clock.clone(),
+                    boot_id.clone(),
+                ),
             ),
         ];
         let (files, facts, host) = (files.clone(), facts.clone(), host.clone());

@@ -35,6 +35,7 @@ use crate::roleserver::hardware::{self, Sources};
 use crate::roleserver::known_time::KnownTime;
 use crate::roleserver::metrics::{self, Known};
 use crate::roleserver::running::{Process, program_digest};
+use crate::roleserver::shepherds::Shepherds;
 use crate::roleserver::state_directory::{LastHeartbeat, Learned, Lock, StateDirectory, StateError};
 use crate::roleserver::told;
 use crate::supervisor::context::{Runnable, Starting};
@@ -88,6 +89,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
             unrecorded,
         }),
     };
+    let shepherds = Shepherds::default();
     let agent = Agent {
         machine_id: enrolment.machine_id,
         identity: Arc::new(identity),
@@ -100,6 +102,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         time,
         hardware: Arc::new(|| hardware::read(&Sources::host())),
         cluster: Arc::new(move || standing.report()),
+        shepherds: Some(shepherds.clone()),
         observer: Arc::new(move |event| keeper.hear(event)),
     };
     tracing::info!(machine = %enrolment.machine_id, %incarnation, "the agent runs");
@@ -113,6 +116,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
             boot_id: agent.clock.boot_id(),
             clock: Clock::host(),
             leaving: leaving.clone(),
+            shepherds,
         },
         &facts,
     );

@@ -27,6 +27,7 @@
 
 pub mod access;
 pub mod approvals;
+pub mod artefacts;
 pub mod audits;
 pub mod budgets;
 pub mod clusters;

@@ -35,6 +35,7 @@ use crate::bmdb::metrics::Metrics;
 use crate::bmdb::session::{Session, Sessions};
 use crate::proto::fleet::DESCRIPTORS;
 use crate::proto::fleet::v1::approvals_server::ApprovalsServer;
+use crate::proto::fleet::v1::artefacts_server::ArtefactsServer;
 use crate::proto::fleet::v1::audit_server::AuditServer;
 use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
 use crate::proto::fleet::v1::budgets_server::BudgetsServer;
@@ -52,6 +53,7 @@ use crate::proto::fleet::v1::sessions_server::SessionsServer;
 use crate::proto::fleet::v1::statistics_server::StatisticsServer;
 use crate::proto::fleet::v1::work_server::WorkServer;
 use crate::server::api::approvals::ApprovalsService;
+use crate::server::api::artefacts::{ArtefactsService, PUT_LIMIT};
 use crate::server::api::audits::AuditService;
 use crate::server::api::budgets::BudgetsService;
 use crate::server::api::clusters::ClustersService;
@@ -241,6 +243,10 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         .add_service(
             ApprovalsServer::new(ApprovalsService { site: site.clone() })
                 .max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            ArtefactsServer::new(ArtefactsService { site: site.clone() })
+                .max_decoding_message_size(PUT_LIMIT),
         )
         .add_service(
             BudgetsServer::new(BudgetsService { site: site.clone() })

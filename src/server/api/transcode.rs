@@ -30,10 +30,11 @@ use tonic::codegen::{Body as _, Service as _};
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
+use crate::server::api::artefacts::{PUT, PUT_LIMIT};
 use crate::server::api::door::{Door, peer};
 use crate::server::api::refusal::{code_name, refused, wrong};
 
-/// Largest request.
+/// Largest request of most calls.
 pub const REQUEST_LIMIT: usize = 64 << 10;
 /// Longest time that an answer may take to begin; below what the server gives every call, whose end of it
 /// is not one that a caller in JSON can read.
@@ -102,8 +103,9 @@ impl Transcoder {
                 "the request must be JSON: send `content-type: application/json`",
             ));
         }
-        let body = axum::body::to_bytes(body, REQUEST_LIMIT).await.map_err(|_| {
-            wrong("body", format!("the request is longer than {REQUEST_LIMIT} bytes, or was cut off"))
+        let limit = if rpc == PUT { PUT_LIMIT } else { REQUEST_LIMIT };
+        let body = axum::body::to_bytes(body, limit).await.map_err(|_| {
+            wrong("body", format!("the request is longer than {limit} bytes, or was cut off"))
         })?;
         let message = read(method.input(), &body)?;
         let mut call = Request::new(Body::from(frame(&message.encode_to_vec())));

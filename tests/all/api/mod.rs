@@ -32,6 +32,7 @@ use crate::harness::program::PATIENCE;
 
 mod access;
 mod approvals;
+mod artefacts;
 mod bundle;
 mod command_line;
 mod crowd;

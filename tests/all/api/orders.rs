@@ -142,6 +142,8 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Machines/Prioritize" => json!({ "machine": machine, "level": "urgent", "after": "2h" }),
         "Approvals/Approve" => json!({ "approval": credential }),
         "Budgets/Set" => json!({ "kind": "reboot", "most": 3, "window": "5m" }),
+        "Artefacts/Add" => json!({ "sha256": ARTEFACT, "name": "abc" }),
+        "Artefacts/Delete" => json!({ "artefact": "abc" }),
         "Clusters/Create" => json!({ "name": "ams", "controlPlane": 3, "workers": 1, "select": "cpus>=4" }),
         "Clusters/Change" => json!({ "name": "ams", "workers": 2, "give": ["web"] }),
         "Clusters/Declare" => {
@@ -158,6 +160,9 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
     body["order"] = order(&format!("to try {rpc}"), rpc);
     Ok(body)
 }
+
+/// SHA-256 of "abc".
+const ARTEFACT: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
 fn key(byte: u8) -> HostKey {
     HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte; 51] }
@@ -179,6 +184,11 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     .bind(other.id)
     .execute(&api.pool)
     .await?;
+    // Something to add.
+    let begin = json!({ "sha256": ARTEFACT, "size": 3 });
+    api.call(Some(&admin.token), "Artefacts/Begin", begin).await?.ok()?;
+    let piece = json!({ "sha256": ARTEFACT, "number": 0, "piece": "YWJj" });
+    api.call(Some(&admin.token), "Artefacts/Put", piece).await?.ok()?;
     let mut tried = 0;
     for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
         for method in service.methods() {

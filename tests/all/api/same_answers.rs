@@ -36,6 +36,7 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("get budgets", &[&[]]),
     ("get brakes", &[&[]]),
     ("cluster get", &[&[]]),
+    ("artefacts get", &[&[]]),
     ("cluster describe", &[&["ams"]]),
     ("describe machine", &[&["M"]]),
     ("why", &[&["M"]]),
@@ -140,6 +141,8 @@ async fn populate(api: &Api) -> anyhow::Result<String> {
                 '[\"web\"]', 'silent', FALSE, clock_timestamp(),
                 '[{\"role\": \"web\", \"service\": \"server\", \"state\": \"backing off\", \"since\": \"2026-01-01T00:00:00Z\",
                    \"restarts\": 7, \"message\": \"it ended with 1\"}]' FROM cluster",
+        "INSERT INTO artefact VALUES (decode(repeat('ab', 32), 'hex'), 600000, gen_random_uuid(), clock_timestamp(), 'one',
+             clock_timestamp(), 'kim'), (decode(repeat('cd', 32), 'hex'), 7, gen_random_uuid(), clock_timestamp(), NULL, NULL, NULL)",
         "INSERT INTO cluster_declaration SELECT cluster_id, 'web', 'x', decode(repeat('ab', 32), 'hex'), '[\"server\"]',
                 clock_timestamp(), 'kim', NULL FROM cluster",
     ] {

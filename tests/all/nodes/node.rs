@@ -27,6 +27,7 @@ use shepherd::roleserver::cluster::files::Files;
 use shepherd::roleserver::cluster::order::{Order, What};
 use shepherd::roleserver::cluster::worker::{Settings, worker};
 use shepherd::roleserver::enrolment::{self, Enrolment};
+use shepherd::roleserver::shepherds::Shepherds;
 use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::supervisor::backoff::Backoff;
 use shepherd::supervisor::supervise::{self, Supervisor};
@@ -105,6 +106,7 @@ impl Node {
             boot_id: "5f0dd4bc-9d39-4c9b-8c53-5f1b4e8c7d11".to_owned(),
             clock: self.clock.clone(),
             leaving: leaving.clone(),
+            shepherds: Shepherds::default(),
         };
         let root = worker(&settings, &self.facts);
         let tree = Supervisor::start(root, supervise::Settings { backoff: SOON, ..Default::default() });

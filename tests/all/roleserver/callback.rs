@@ -2,6 +2,7 @@
 //! client certificate whose handshake signature holds and notes each heartbeat
 //! with the key that proved it.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -34,13 +35,39 @@ pub(crate) struct Callback {
     _runtime: tokio::runtime::Runtime,
 }
 
+/// What it sends, by digest.
+type Files = Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>;
+
 struct Service {
     heard: Arc<Mutex<Vec<Heard>>>,
     reply: Arc<Reply>,
+    files: Files,
 }
 
 #[tonic::async_trait]
 impl AgentCallback for Service {
+    type FetchArtefactStream = ReceiverStream<Result<wire::ArtefactPiece, Status>>;
+
+    async fn fetch_artefact(
+        &self,
+        request: Request<wire::FetchArtefactRequest>,
+    ) -> Result<Response<Self::FetchArtefactStream>, Status> {
+        let asked = request.into_inner();
+        let files = self.files.lock().map_err(|_| Status::internal("poisoned"))?.clone();
+        let file = files.get(&asked.sha256).cloned().ok_or_else(|| Status::not_found("no such file"))?;
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        tokio::spawn(async move {
+            let offset = usize::try_from(asked.offset).unwrap_or_default();
+            for piece in file[offset..].chunks(64 << 10) {
+                let piece = wire::ArtefactPiece { bytes: piece.to_vec(), size: file.len() as u64 };
+                if sender.send(Ok(piece)).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
     async fn heartbeat(
         &self,
         request: Request<wire::HeartbeatRequest>,
@@ -117,7 +144,7 @@ impl Callback {
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
         let endpoint = listener.local_addr()?.to_string();
         let heard = Arc::new(Mutex::new(Vec::new()));
-        let service = Service { heard: heard.clone(), reply: Arc::new(reply) };
+        let service = Service { heard: heard.clone(), reply: Arc::new(reply), files: Files::default() };
         let (sender, streams) = tokio::sync::mpsc::channel(8);
         let connections = Arc::new(AtomicUsize::new(0));
         let counted = connections.clone();

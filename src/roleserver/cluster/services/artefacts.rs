@@ -13,6 +13,7 @@ use crate::model::declaration::{Run, Sha256};
 use crate::roleserver::cluster::services::fetch::fetch;
 use crate::roleserver::cluster::services::wanted::{Id, Wanted};
 use crate::roleserver::running::program_digest;
+use crate::roleserver::shepherds::{FetchError, Shepherds};
 use crate::supervisor::backoff::Backoff;
 use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::outcome::Stop;
@@ -94,17 +95,44 @@ impl Store {
         Ok(true)
     }
 
-    /// Fetches one; the error is a sentence.
-    pub async fn get(&self, artefact: Sha256, url: &str) -> Result<(), String> {
-        fetch(url, &self.part(artefact)).await?;
-        let store = self.clone();
-        match blocking(move || store.take(artefact)).await {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                Err(format!("what {url} answers is another file: its digest is not that of the artefact"))
+    /// Fetches one, from its URL if it has one, and from a shepherd if that fails or it has none. The error is a sentence.
+    pub async fn get(&self, artefact: Sha256, url: &str, shepherds: &Shepherds) -> Result<(), String> {
+        let mut said = Vec::new();
+        if !url.is_empty() {
+            match fetch(url, &self.part(artefact)).await {
+                Ok(_) if self.taken(artefact).await? => return Ok(()),
+                Ok(_) => said.push(format!(
+                    "what {url} answers is another file: its digest is not that of the artefact"
+                )),
+                Err(error) => said.push(error),
             }
-            Err(error) => Err(format!("keeping it failed: {error}")),
         }
+        // What came from a URL until it broke off may be no part of it; then all of it comes from a shepherd.
+        for _ in 0..2 {
+            match shepherds.fetch(artefact, &self.part(artefact)).await {
+                Ok(_) if self.taken(artefact).await? => return Ok(()),
+                Ok(_) => {}
+                Err(FetchError::Absent) if said.is_empty() => return Err(nowhere(&self.path(artefact))),
+                // Only the URL was ever said to have it.
+                Err(FetchError::Absent) => return Err(said.join("; ")),
+                Err(FetchError::Failed(error)) => {
+                    said.push(if said.is_empty() {
+                        format!("its declaration says no URL to fetch it from, and {error}")
+                    } else {
+                        error
+                    });
+                    return Err(said.join("; "));
+                }
+            }
+        }
+        said.push("what a shepherd sends is another file: its digest is not that of the artefact".to_owned());
+        Err(said.join("; "))
+    }
+
+    async fn taken(&self, artefact: Sha256) -> Result<bool, String> {
+        let store = self.clone();
+        let taken = blocking(move || store.take(artefact)).await;
+        taken.map_err(|error| format!("keeping it failed: {error}"))
     }
 }
 
@@ -132,9 +160,14 @@ pub fn needed(wanted: &BTreeMap<Id, Wanted>) -> BTreeMap<Sha256, String> {
 
 /// The runnable, which has everything here that services are made of; `output` says how it is.
 #[must_use]
-pub fn artefacts(store: Store, wanted: Value<BTreeMap<Id, Wanted>>, output: Value<Artefacts>) -> Runnable {
+pub fn artefacts(
+    store: Store,
+    shepherds: Shepherds,
+    wanted: Value<BTreeMap<Id, Wanted>>,
+    output: Value<Artefacts>,
+) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (store, output) = (store.clone(), output.clone());
+        let (store, output, shepherds) = (store.clone(), output.clone(), shepherds.clone());
         let mut watcher = wanted.watch();
         async move {
             let healthy = starting.healthy();
@@ -165,14 +198,8 @@ pub fn artefacts(store: Store, wanted: Value<BTreeMap<Id, Wanted>>, output: Valu
                 let getting = async {
                     let mut failed = false;
                     for artefact in &missing {
-                        let got = match needed[artefact].as_str() {
-                            "" => Err(nowhere(&store.path(*artefact))),
-                            url => {
-                                make(&store.0).map_err(|error| error.to_string())?;
-                                store.get(*artefact, url).await
-                            }
-                        };
-                        match got {
+                        make(&store.0).map_err(|error| error.to_string())?;
+                        match store.get(*artefact, &needed[artefact], &shepherds).await {
                             Ok(()) => {
                                 now.whole.insert(*artefact);
                                 now.said.remove(artefact);
@@ -212,7 +239,11 @@ pub fn artefacts(store: Store, wanted: Value<BTreeMap<Id, Wanted>>, output: Valu
 }
 
 fn nowhere(path: &Path) -> String {
-    format!("its declaration says no URL to fetch it from; say one, or put it at {}", path.display())
+    format!(
+        "its declaration says no URL to fetch it from, and no shepherd has it; add it with shepherdctl artefacts add, say \
+         a URL, or put it at {}",
+        path.display()
+    )
 }
 
 fn make(directory: &Path) -> std::io::Result<()> {
@@ -237,17 +268,18 @@ mod tests {
         make(&store.0).unwrap();
         let content = b"#!/bin/sh\necho one\n".to_vec();
         let (wanted, other) = (sha256(&content), sha256(b"other"));
+        let nobody = Shepherds::default();
         let (url, _) = serving(content.clone(), 10).await;
-        assert!(store.get(wanted, &url).await.is_err(), "it breaks off");
+        assert!(store.get(wanted, &url, &nobody).await.is_err(), "it breaks off");
         assert!(!store.is_whole(wanted).unwrap() && !store.path(wanted).exists());
-        store.get(wanted, &url).await.unwrap();
+        store.get(wanted, &url, &nobody).await.unwrap();
         assert!(store.is_whole(wanted).unwrap());
         assert_eq!(std::fs::read(store.path(wanted)).unwrap(), content);
         let mode = std::fs::metadata(store.path(wanted)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o555);
 
         let (url, _) = serving(content, 1000).await;
-        let error = store.get(other, &url).await.unwrap_err();
+        let error = store.get(other, &url, &nobody).await.unwrap_err();
         assert!(error.contains("is another file"), "{error}");
         assert_eq!(std::fs::read_dir(&store.0).unwrap().count(), 1, "nothing of it stays");
 

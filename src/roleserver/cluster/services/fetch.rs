@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 /// Whoever does not connect, answer or send anything for so long is left alone, until the next attempt.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The largest file that is fetched.
-const LARGEST: u64 = 16 << 30;
+pub(in crate::roleserver) const LARGEST: u64 = 16 << 30;
 
 /// Brings the file at `path` to its end, whatever part of it is there; gives its length. The error is a sentence, and
 /// what was fetched until then stays.
@@ -87,7 +87,7 @@ async fn receive(mut body: hyper::body::Incoming, file: &mut File, there: &mut u
 }
 
 /// Open for writing behind its first bytes.
-async fn opened(path: &Path, there: u64) -> std::io::Result<File> {
+pub(in crate::roleserver) async fn opened(path: &Path, there: u64) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(false).mode(0o600).open(path).await?;
     file.set_len(there).await?;

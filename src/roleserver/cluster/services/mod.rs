@@ -16,7 +16,8 @@
 //! * [`wanted`][]: declarations with this node's facts put into them (pure). [`render`][]: where the facts come from.
 //! * [`state`][]: how a service is. [`plan`][]: what to do next (pure). [`told`][]: what is said of it (pure).
 //! * [`keeper`][]: the loop that does it. [`work`][]: what takes time. [`hands`][]: what is done on the host.
-//! * [`artefacts`][]: programs by their digest; [`fetch`][]: from where they are.
+//! * [`artefacts`][]: programs by their digest; [`fetch`][]: from a URL, or from shepherds
+//!   ([`shepherds`][crate::roleserver::shepherds]).
 //! * [`placing`][]: the files of a service. [`users`][]: as whom it runs. [`probe`][]: whether it is well.
 //!
 //! # What there is on the disk
@@ -34,6 +35,7 @@ use crate::roleserver::cluster::files::Files;
 use crate::roleserver::cluster::services::artefacts::Store;
 use crate::roleserver::cluster::services::hands::Hands;
 use crate::roleserver::cluster::services::keeper::Inputs;
+use crate::roleserver::shepherds::Shepherds;
 use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::value::Value;
 
@@ -55,9 +57,16 @@ pub mod work;
 
 /// The runnable: all of it. Declarations from the disk are said once in each life.
 #[must_use]
-pub fn services(files: Files, facts: Facts, places: Arc<Places>, clock: Clock, boot_id: String) -> Runnable {
+pub fn services(
+    (files, shepherds): (Files, Shepherds),
+    facts: Facts,
+    places: Arc<Places>,
+    clock: Clock,
+    boot_id: String,
+) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (files, facts, places) = (files.clone(), facts.clone(), places.clone());
+        let shepherds = shepherds.clone();
         let (clock, boot_id) = (clock.clone(), boot_id.clone());
         async move {
             if facts.declarations.latest().is_none()
@@ -73,7 +82,8 @@ pub fn services(files: Files, facts: Facts, places: Arc<Places>, clock: Clock, b
             let hands = Hands { places, directory: files.services(), store: store.clone() };
             starting.start("follow", follow::follow(files.clone(), facts.clone()))?;
             starting.start("render", render::render(files, facts.clone(), clock.clone(), wanted.clone()))?;
-            starting.start("artefacts", artefacts::artefacts(store, wanted.clone(), held.clone()))?;
+            starting
+                .start("artefacts", artefacts::artefacts(store, shepherds, wanted.clone(), held.clone()))?;
             starting
                 .start("keeper", keeper::keeper(hands, facts, Inputs { wanted, held }, clock, boot_id))?;
             Err(starting.healthy().scope().cancelled().await.into())

@@ -1,0 +1,2 @@
+DROP TABLE artefact_chunk;
+DROP TABLE artefact;

@@ -1,0 +1,5 @@
+-- Whether a machine has an agent with this key, and is none that was retired.
+SELECT d.phase_index AS phase
+FROM machine_agent_started s
+JOIN machine_due d ON d.machine_id = s.machine_id AND d.lane = 'access'
+WHERE s.machine_id = $1 AND s.public_key = $2

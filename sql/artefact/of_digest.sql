@@ -1,0 +1,1 @@
+SELECT size, upload, name, added_at, added_by FROM artefact WHERE sha256 = $1

@@ -1,0 +1,1 @@
+SELECT bytes FROM artefact_chunk WHERE sha256 = $1 AND number = $2

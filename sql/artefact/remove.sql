@@ -1,0 +1,1 @@
+DELETE FROM artefact WHERE sha256 = $1

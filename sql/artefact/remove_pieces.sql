@@ -1,0 +1,1 @@
+DELETE FROM artefact_chunk WHERE sha256 = $1

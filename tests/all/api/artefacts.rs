@@ -1,0 +1,89 @@
+//! `shepherdctl artefacts`: a file is brought through the API and straight into the database, and once.
+
+use anyhow::Context as _;
+use serde_json::json;
+use shepherd::model::access::Role;
+use shepherd::model::artefact::PIECE;
+
+use crate::api::Api;
+use crate::api::command_line::Operator;
+use crate::harness::aloud::TestResult;
+
+fn digest(bytes: &[u8]) -> String {
+    hex::encode(ring::digest::digest(&ring::digest::SHA256, bytes))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult {
+    let api = Api::start("api_artefacts").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let piece = usize::try_from(PIECE)?;
+    let bytes: Vec<u8> = (0..=250_u8).cycle().take(3 * piece + 11).collect();
+    let (file, sha256) = (kim.home.path().join("server-1.4"), digest(&bytes));
+    std::fs::write(&file, &bytes)?;
+    let file = file.to_str().context("text")?;
+    let add = ["artefacts", "add", file, "--reason", "the new front"];
+
+    let dry = kim.ask(&[&add[..], &["--dry_run"]].concat())?;
+    assert!(dry.contains("without --dry_run: the artefact server-1.4 is added once it was brought"), "{dry}");
+    assert_eq!(api.count("SELECT count(*) FROM artefact").await?, 0, "a dry run brings nothing");
+
+    // Somebody has begun and was cut off.
+    let operator = api.key(Role::Operator, &[], None).await?;
+    let begin = json!({ "sha256": sha256, "size": bytes.len() });
+    let begun = api.call(Some(&operator.token), "Artefacts/Begin", begin.clone()).await?.ok()?;
+    assert_eq!(begun["missing"].as_array().map(Vec::len), Some(4), "{begun}");
+    let encoded =
+        base64::Engine::encode(&base64::engine::general_purpose::STANDARD, &bytes[piece..2 * piece]);
+    let put = json!({ "sha256": sha256, "number": 1, "piece": encoded });
+    api.call(Some(&operator.token), "Artefacts/Put", put).await?.ok()?;
+    let begun = api.call(Some(&operator.token), "Artefacts/Begin", begin).await?.ok()?;
+    assert_eq!(begun["missing"], json!(["0", "2", "3"]));
+    let listed = kim.ask(&["artefacts", "get"])?;
+    assert!(listed.contains("1 of 4 pieces"), "{listed}");
+
+    let said = kim.ask(&add)?;
+    assert!(said.starts_with(&format!("the artefact server-1.4 is added, {} bytes", bytes.len())), "{said}");
+    assert_eq!(said.lines().nth(1), Some(sha256.as_str()));
+    let kept: Vec<Vec<u8>> =
+        sqlx::query_scalar("SELECT bytes FROM artefact_chunk ORDER BY number").fetch_all(&api.pool).await?;
+    assert_eq!(digest(&kept.concat()), sha256);
+
+    // Again it is the same; under another name it is called that; another file of that name is another one.
+    let again = kim.direct(&add)?;
+    assert!(again.contains("is there; nothing was changed"), "{again}");
+    let renamed = kim.direct(&[&add[..], &["--name", "front"]].concat())?;
+    assert!(renamed.contains("was called server-1.4 before"), "{renamed}");
+    std::fs::write(file, "another")?;
+    kim.direct(&[&add[..], &["--name", "front"]].concat())?;
+    let refused = kim.ask(&["artefacts", "delete", "front", "--reason", "which?"]);
+    let refused = refused.err().context("one of two was removed")?.to_string();
+    assert!(refused.contains("is 2 artefacts"), "{refused}");
+    kim.ask(&["artefacts", "delete", &sha256[..12], "--reason", "it is old"])?;
+    let listed = kim.json(&["artefacts", "get"])?;
+    assert_eq!(listed["artefacts"][0]["sha256"], digest(b"another"));
+    assert_eq!(listed["artefacts"].as_array().map(Vec::len), Some(1));
+    assert_eq!(api.count("SELECT count(*) FROM artefact_chunk").await?, 1);
+    assert_eq!(
+        api.count("SELECT count(*) FROM audit WHERE rpc LIKE '%Artefacts/Add' AND outcome = 'changed'")
+            .await?,
+        4,
+        "the dry run, and what was changed"
+    );
+
+    for (arguments, part) in [
+        (vec!["artefacts", "add", "/nowhere", "--reason", "r"], "cannot read /nowhere"),
+        (vec!["artefacts", "add", "/", "--name", "n", "--reason", "r"], "/ is no file"),
+        (vec!["artefacts", "add", "/dev/null", "--reason", "r"], "is no file"),
+        (vec!["artefacts", "delete", "nobody", "--reason", "r"], "artefacts get lists them"),
+    ] {
+        let refused = kim.ask(&arguments).err().with_context(|| format!("{arguments:?}"))?.to_string();
+        assert!(refused.contains(part), "{refused}");
+    }
+    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let begin = json!({ "sha256": sha256, "size": 1 });
+    let refused = api.call(Some(&viewer.token), "Artefacts/Begin", begin).await?;
+    assert_eq!(refused.code, 403, "{refused:?}");
+    Ok(api.stop().await?)
+}

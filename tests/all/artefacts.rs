@@ -1,0 +1,285 @@
+//! Artefacts as machines have them: fetched over the agent channel, from any shepherd, by whoever proves to be a machine.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context as _, Result};
+use shepherd::bmdb::artefact::Begun;
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::retention::Retained;
+use shepherd::model::artefact::{PIECE, pieces};
+use shepherd::model::declaration::Sha256;
+use shepherd::proto::agent::v1::FetchArtefactRequest;
+use shepherd::roleserver::shepherds::{FetchError, Shepherds, Way, Ways};
+use sqlx::PgPool;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tonic::{Code, Status};
+
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::{Client, Listener, TestAgent, provided, settings, untold};
+use crate::harness::postgres::TestDatabase;
+
+struct World {
+    listener: Listener,
+    pool: PgPool,
+    directory: tempfile::TempDir,
+    _database: TestDatabase,
+}
+
+impl World {
+    async fn new(name: &str) -> Result<Self> {
+        let database = TestDatabase::create(name).await?;
+        let directory = tempfile::tempdir()?;
+        let listener = Listener::start(&database, settings(directory.path())?).await?;
+        let pool = database.pool().await?;
+        Ok(Self { listener, pool, directory, _database: database })
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.listener.server.local_addr
+    }
+
+    /// The shepherds of a machine, by these ways.
+    fn shepherds(&self, agent: &TestAgent, ways: &[SocketAddr]) -> Result<Shepherds> {
+        let ca_certificates = self.listener.server.ca_certificates();
+        let way =
+            |way: &SocketAddr| Way { endpoint: way.to_string(), ca_certificates: ca_certificates.clone() };
+        let shepherds = Shepherds::default();
+        shepherds.learn(Ways {
+            machine_id: agent.machine,
+            identity: agent.identity.clone(),
+            time: untold()?,
+            ways: ways.iter().map(way).collect(),
+        });
+        Ok(shepherds)
+    }
+}
+
+/// Something that no two pieces of are the same.
+fn content(size: u64) -> Vec<u8> {
+    (0..size)
+        .map(|at| u8::try_from((at.wrapping_mul(2_654_435_761) >> 13) & 0xff).unwrap_or_default())
+        .collect()
+}
+
+fn sha256(bytes: &[u8]) -> Sha256 {
+    Sha256(request_digest(bytes))
+}
+
+fn order() -> Order {
+    Order {
+        actor: Actor { name: "kim".to_owned(), credential: None },
+        rpc: "test".to_owned(),
+        target: "an artefact".to_owned(),
+        reason: "a test".to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(&[]),
+    }
+}
+
+/// Brings all of it but for the order to add it.
+async fn bring(bmdb: &Bmdb, sha256: Sha256, bytes: &[u8]) -> Result<()> {
+    let size = u64::try_from(bytes.len())?;
+    let missing: Vec<u64> = (0..pieces(size)).collect();
+    assert_eq!(bmdb.begin_artefact(sha256, size).await?, Begun::Missing(missing));
+    for (number, piece) in bytes.chunks(usize::try_from(PIECE)?).enumerate() {
+        bmdb.put_piece(sha256, u64::try_from(number)?, piece.to_vec()).await?;
+    }
+    Ok(())
+}
+
+async fn add(bmdb: &Bmdb, bytes: &[u8]) -> Result<Sha256> {
+    let sha256 = sha256(bytes);
+    bring(bmdb, sha256, bytes).await?;
+    bmdb.add_artefact(order(), sha256, "one".to_owned()).await?;
+    Ok(sha256)
+}
+
+/// A way to a server that ends each connection once it has carried so much from there.
+async fn breaking_off(to: SocketAddr, after: u64) -> Result<(SocketAddr, Arc<AtomicU64>)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let carried = Arc::<AtomicU64>::default();
+    let counter = carried.clone();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let Ok(server) = TcpStream::connect(to).await else { return };
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = server.into_split();
+            let counter = counter.clone();
+            let up = tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+            let mut left = after;
+            let mut buffer = [0; 8 << 10];
+            while let Ok(read) = from_server.read(&mut buffer).await {
+                let read = u64::try_from(read).unwrap_or_default().min(left);
+                left -= read;
+                counter.fetch_add(read, Ordering::SeqCst);
+                let part = &buffer[..usize::try_from(read).unwrap_or_default()];
+                if to_client.write_all(part).await.is_err() || left == 0 || read == 0 {
+                    break;
+                }
+            }
+            up.abort();
+        }
+    });
+    Ok((address, carried))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn artefact_goes_on_at_another_shepherd_where_it_broke_off() -> TestResult {
+    let world = World::new("artefacts_fetched").await?;
+    let bytes = content(10 * PIECE + 7);
+    let digest = add(&world.listener.bmdb, &bytes).await?;
+    let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
+    let path = world.directory.path().join("part");
+
+    let (bad, carried) = breaking_off(world.address(), 5 * PIECE).await?;
+    let failed = world.shepherds(&agent, &[bad])?.fetch(digest, &path).await;
+    let FetchError::Failed(said) = failed.err().context("a way that breaks off brought all of it")? else {
+        return Err(anyhow::anyhow!("it is there").into());
+    };
+    assert!(said.starts_with(&format!("fetching it from shepherd {bad} failed: ")), "{said}");
+    let there = std::fs::metadata(&path)?.len();
+    assert!((PIECE..5 * PIECE).contains(&there), "{there} bytes came");
+    assert_eq!(std::fs::read(&path)?, bytes[..usize::try_from(there)?], "what came is not a part of it");
+
+    let before = carried.load(Ordering::SeqCst);
+    let (counting, rest) = breaking_off(world.address(), u64::MAX).await?;
+    let length = world.shepherds(&agent, &[bad, counting])?.fetch(digest, &path).await?;
+    assert_eq!((length, std::fs::read(&path)? == bytes), (u64::try_from(bytes.len())?, true));
+    let again = carried.load(Ordering::SeqCst) - before + rest.load(Ordering::SeqCst);
+    // With what TLS and HTTP/2 add, and what was on its way when it broke.
+    assert!(
+        again < length - there + 3 * PIECE,
+        "{again} bytes were sent of the {} that were missing",
+        length - there
+    );
+
+    // Who has all of it hears so, and who has more begins anew.
+    let good = world.shepherds(&agent, &[world.address()])?;
+    assert_eq!(good.fetch(digest, &path).await?, length);
+    std::fs::write(&path, vec![0; bytes.len() + 1])?;
+    assert!(good.fetch(digest, &path).await.is_err());
+    assert_eq!(good.fetch(digest, &path).await?, length);
+    assert_eq!(sha256(&std::fs::read(&path)?), digest);
+    assert_eq!(world.listener.counted("shepherd_artefact_fetches_total{result=\"sent\"}")?, 3);
+    assert_eq!(world.listener.counted("shepherd_artefact_fetches_open ")?, 0);
+    Ok(world.listener.stop().await?)
+}
+
+async fn fetch(client: &mut Client, machine: &str, digest: &[u8], offset: u64) -> Result<usize, Status> {
+    let request = FetchArtefactRequest { machine_id: machine.to_owned(), sha256: digest.to_vec(), offset };
+    let mut pieces = client.fetch_artefact(request).await?.into_inner();
+    let mut bytes = 0;
+    while let Some(piece) = pieces.message().await? {
+        bytes += piece.bytes.len();
+    }
+    Ok(bytes)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_machine_with_its_own_key_is_sent_anything() -> TestResult {
+    let world = World::new("artefacts_whose").await?;
+    let bmdb = &world.listener.bmdb;
+    let bytes = content(2 * PIECE);
+    let agent = TestAgent::new(&world.pool, bmdb).await?;
+    let other = TestAgent::new(&world.pool, bmdb).await?;
+    let bare = provided(&world.pool).await?;
+    let mut client = agent.connect(&world.listener.server).await?;
+    let me = agent.machine.to_string();
+
+    // Nothing is sent of what nobody found right, however much of it is there.
+    let digest = sha256(&bytes);
+    bring(bmdb, digest, &bytes).await?;
+    let absent = fetch(&mut client, &me, &digest.0, 0).await.err().context("it is not whole")?;
+    assert_eq!(absent.code(), Code::NotFound, "{absent:?}");
+    bmdb.add_artefact(order(), digest, "one".to_owned()).await?;
+    assert_eq!(fetch(&mut client, &me, &digest.0, PIECE).await?, usize::try_from(PIECE)?);
+
+    let mut said = Vec::new();
+    for machine in [other.machine.to_string(), bare.to_string(), uuid::Uuid::new_v4().to_string()] {
+        let called = std::time::Instant::now();
+        let refused =
+            fetch(&mut client, &machine, &digest.0, 0).await.err().context("it was sent to another")?;
+        assert!(called.elapsed() >= std::time::Duration::from_millis(240), "{:?}", called.elapsed());
+        said.push(format!("{:?} {}", refused.code(), refused.message()));
+    }
+    said.dedup();
+    assert_eq!(said, ["Unauthenticated machine id and key do not belong together"]);
+    for (machine, digest, offset, code) in [
+        ("m", &digest.0[..], 0, Code::InvalidArgument),
+        (&me, &digest.0[1..], 0, Code::InvalidArgument),
+        (&me, &[9; 32], 0, Code::NotFound),
+        (&me, &digest.0, 2 * PIECE + 1, Code::OutOfRange),
+    ] {
+        let refused = fetch(&mut client, machine, digest, offset).await.err().context("it was sent")?;
+        assert_eq!(refused.code(), code, "{refused:?}");
+    }
+    let absent = world.shepherds(&agent, &[world.address()])?;
+    let absent = absent.fetch(Sha256([9; 32]), &world.directory.path().join("absent")).await;
+    assert_eq!(absent, Err(FetchError::Absent));
+
+    sqlx::query("UPDATE machine_due SET phase_index = 'Retired' WHERE machine_id = $1")
+        .bind(agent.machine.0)
+        .execute(&world.pool)
+        .await?;
+    let retired =
+        fetch(&mut client, &me, &digest.0, 0).await.err().context("it was sent to one that is retired")?;
+    assert_eq!(retired.code(), Code::PermissionDenied, "{retired:?}");
+    Ok(world.listener.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_ends_it() -> TestResult {
+    let world = World::new("artefacts_whole").await?;
+    let bmdb = &world.listener.bmdb;
+    let bytes = content(PIECE + 5);
+    let (right, size) = (sha256(&bytes), u64::try_from(bytes.len())?);
+    let count = async |statement: &'static str| -> Result<i64> {
+        Ok(sqlx::query_scalar(statement).fetch_one(&world.pool).await?)
+    };
+    // Neither with a piece missing, nor with one of another file, nor with one of another length.
+    assert_eq!(bmdb.begin_artefact(right, size).await?, Begun::Missing(vec![0, 1]));
+    let refused = bmdb.put_piece(right, 1, bytes[..6].to_vec()).await.err().context("a piece too long")?;
+    assert_eq!(refused.to_string(), "piece 1 of this artefact has 5 bytes, and not 6");
+    bmdb.put_piece(right, 1, vec![0; 5]).await?;
+    let refused =
+        bmdb.add_artefact(order(), right, "one".to_owned()).await.err().context("not all is there")?;
+    assert!(refused.to_string().contains("1 of its 2 pieces are missing"), "{refused}");
+    bmdb.put_piece(right, 0, bytes[..usize::try_from(PIECE)?].to_vec()).await?;
+    let refused =
+        bmdb.add_artefact(order(), right, "one".to_owned()).await.err().context("it is another file")?;
+    assert!(refused.to_string().contains("another file"), "{refused}");
+    assert_eq!(count("SELECT count(*) FROM artefact_chunk").await?, 0, "what is wrong is not kept");
+    assert_eq!(bmdb.artefact_size(right).await?, None);
+    add(bmdb, &bytes).await?;
+    assert_eq!(bmdb.artefact_size(right).await?, Some(size));
+    assert_eq!(bmdb.begin_artefact(right, size).await?, Begun::Whole);
+    // What is whole is changed by nobody.
+    bmdb.put_piece(right, 1, vec![0; 5]).await?;
+    assert_eq!(bmdb.artefact_piece(right, 1).await?.context("a piece")?, bytes[usize::try_from(PIECE)?..]);
+
+    // One that was begun is forgotten after a day, and one that is whole is not.
+    let other = content(3 * PIECE);
+    bring(bmdb, sha256(&other), &other).await?;
+    for (what, gone) in [(Retained::Pieces, 0), (Retained::Begun, 0)] {
+        assert_eq!(bmdb.forget(what, what.batch()).await?, gone, "{what:?} of today");
+    }
+    sqlx::query("UPDATE artefact SET begun_at = begun_at - INTERVAL '25 hours'").execute(&world.pool).await?;
+    for (what, most, gone) in [
+        (Retained::Begun, 10, 0),
+        (Retained::Pieces, 2, 2),
+        (Retained::Pieces, 2, 1),
+        (Retained::Begun, 10, 1),
+    ] {
+        assert_eq!(bmdb.forget(what, most).await?, gone, "{what:?}");
+    }
+    assert_eq!(count("SELECT count(*) FROM artefact").await?, 1);
+    assert_eq!(count("SELECT count(*) FROM artefact_chunk").await?, 2);
+    Ok(world.listener.stop().await?)
+}
