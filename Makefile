@@ -1,7 +1,7 @@
 # The front door. Each target is a few lines; what needs thought is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver sqlx-data readme e2e e2e-ssh e2e-api e2e-hardware-report
+.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-hardware-report
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -42,13 +42,16 @@ fire: ## throw at it what its first years will, in the long form
 faults: ## break the engine on purpose, and see each fault turn its test red (ARGS='NAME' for one)
 	@tools/faults $(ARGS)
 
-e2e: e2e-ssh e2e-api e2e-hardware-report ## run every end-to-end test
+e2e: e2e-ssh e2e-api e2e-cluster e2e-hardware-report ## run every end-to-end test
 
 e2e-ssh: roleserver ## take over real OpenSSH servers with the static role server
 	tests/e2e_ssh/run
 
 e2e-api: ## call the API as its OpenAPI document says, and as it does not (schemathesis, which pip installs)
 	tests/e2e_api/run
+
+e2e-cluster: ## a cluster of machines in namespaces, with release programs and a real etcd, broken in every way (E2E_IDLE_SECONDS=600)
+	tests/e2e_cluster/run
 
 e2e-hardware-report: roleserver ## machines whose hardware is known, Debian with systemd, and an empty root (QEMU)
 	tests/e2e_hardware_report/run

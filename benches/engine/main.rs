@@ -25,6 +25,7 @@ mod polls;
 mod reads;
 mod report;
 mod server;
+mod watchers;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -101,6 +102,12 @@ pub(crate) struct Plan {
     pub(crate) simulated: u32,
     /// From when until when its memory is looked at.
     pub(crate) watched: (Duration, Duration),
+    /// Nodes that watch a curator, fewest first.
+    pub(crate) watchers: Vec<usize>,
+    /// Changes that they are told, each number of them.
+    pub(crate) changes: u32,
+    /// How long it is seen before that what a curator does while nothing changes.
+    pub(crate) watchers_rest: Duration,
 }
 
 /// What can be measured by itself, while it is worked on.
@@ -112,6 +119,8 @@ enum Part {
     Held,
     /// What operators ask.
     Reads,
+    /// Nodes of a cluster that watch their curator.
+    Watchers,
 }
 
 impl Plan {
@@ -130,6 +139,9 @@ impl Plan {
             agents_for: Duration::from_secs(40),
             simulated: 1_000,
             watched: (Duration::from_mins(2), Duration::from_mins(5)),
+            watchers: vec![10, 100, 1_000],
+            changes: 200,
+            watchers_rest: Duration::from_secs(20),
         };
         if flags.full {
             plan.repetitions = 9;
@@ -150,6 +162,9 @@ impl Plan {
                 agents_for: Duration::from_secs(3),
                 simulated: 30,
                 watched: (Duration::from_secs(3), Duration::from_secs(30)),
+                watchers: vec![2, 10],
+                changes: 5,
+                watchers_rest: Duration::from_secs(1),
             };
         }
         plan.repetitions = flags.repetitions.unwrap_or(plan.repetitions);
@@ -256,6 +271,7 @@ async fn measure_part(part: Part, plan: &Plan, server: &Server, report: &mut Rep
             fleet.close().await?;
             measured
         }
+        Part::Watchers => watchers::measure(plan, report).await,
     }
 }
 
@@ -276,5 +292,6 @@ async fn measure(plan: &Plan, server: &Server, report: &mut Report) -> Result<()
         fleet.close().await?;
     }
     held::measure(plan, server, report).await?;
+    watchers::measure(plan, report).await?;
     memory::measure(plan, server, &steady, report).await
 }

@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use shepherd::model::usage::usage_sentence;
 use shepherd::roleserver::child::launch;
-use shepherd::roleserver::commands::{CommandError, enroll, run, status, supervise};
+use shepherd::roleserver::commands::{CommandError, enroll, metrics, run, status, supervise};
 use shepherd::roleserver::hardware::{self, Sources};
 use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::roleserver::supervision::Wish;
@@ -56,6 +56,11 @@ enum Verb {
     Hardware,
     /// Print whose this machine is and what became of the last heartbeat.
     Status {
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Print what the role server that runs here counts, for Prometheus.
+    Metrics {
         #[command(flatten)]
         place: Place,
     },
@@ -143,6 +148,10 @@ fn execute(verb: Verb) -> Result<(), CommandError> {
         Verb::Hardware => print(&format!("{:#?}\n", hardware::read(&Sources::host()))),
         Verb::Status { place } => {
             let text = status::text(&state_directory(place, home)?)?;
+            print(&text)
+        }
+        Verb::Metrics { place } => {
+            let text = metrics::text(&state_directory(place, home)?)?;
             print(&text)
         }
     }

@@ -25,7 +25,7 @@
 //! * [`supervise`][]: the process that starts the agent again.
 //! * [`supervision`][]: choosing and driving what keeps the agent alive, or
 //!   [`systemd`][].
-//! * [`told`][]: the socket on which a running one says what it does.
+//! * [`told`][]: the sockets on which a running one says what it does. [`metrics`][]: what it counts.
 //! * [`commands`][]: the verbs of the `roleserver` program.
 //!
 //! # What would break otherwise
@@ -47,6 +47,7 @@ pub mod endpoint;
 pub mod enrolment;
 pub mod hardware;
 pub mod known_time;
+pub mod metrics;
 pub mod running;
 pub mod server_verifier;
 pub mod shepherds;

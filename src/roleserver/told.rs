@@ -1,21 +1,27 @@
-//! The socket on which a role server says what it does just now.
+//! The sockets on which a role server says what it does just now.
 //!
 //! What survives a restart is in files; how the parts of a running role server fare is known to that one alone. Whoever
-//! connects to `status.sock` in its state directory reads the tree of its runnables as text, and the end. Nothing is
-//! asked and nothing can be ordered: who may read that directory, root or the user it runs as, may read this.
+//! connects to a socket of its state directory reads a page as text, and the end: the tree of its runnables from
+//! `status.sock`, metrics from `metrics.sock`. Nothing is asked and nothing can be ordered: who may read that directory,
+//! root or the user it runs as, may read this.
 
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
 
 use crate::supervisor::context::{Runnable, Scope, Starting};
+use crate::supervisor::report::Report;
 
-const NAME: &str = "status.sock";
+/// Where the tree is told.
+pub const STATUS: &str = "status.sock";
+/// Where metrics are told.
+pub const METRICS: &str = "metrics.sock";
 /// A path to a socket is shorter than this, by the kernel's `struct sockaddr_un` (unix(7)).
 const LONGEST_PATH: usize = 108;
 /// Whoever does not read or write for so long is left alone.
@@ -23,23 +29,27 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A disk on which no socket can be made may be well again some day.
 const PAUSE: Duration = Duration::from_mins(1);
 
-/// Says what the tree that it belongs to does, for as long as it lives.
+/// Says on a socket of this name what `page` makes of the tree that it belongs to, for as long as it lives.
 ///
 /// There must be no other role server on this state directory: a socket that is there already is replaced.
 #[must_use]
-pub fn telling(directory: &Path) -> Runnable {
-    let directory = directory.to_owned();
+pub fn telling(
+    directory: &Path,
+    name: &'static str,
+    page: impl Fn(&Report) -> String + Send + Sync + 'static,
+) -> Runnable {
+    let (directory, page) = (directory.to_owned(), Arc::new(page));
     Runnable::new(move |starting: Starting| {
-        let directory = directory.clone();
+        let (directory, page) = (directory.clone(), page.clone());
         async move {
             let healthy = starting.healthy();
             let scope = healthy.scope();
             let mut complained = false;
             loop {
-                match listen(&directory) {
-                    Ok(listener) => scope.until_cancelled(tell(&listener, scope)).await?,
+                match listen(&directory, name) {
+                    Ok(listener) => scope.until_cancelled(tell(&listener, scope, &*page)).await?,
                     Err(error) if !complained => {
-                        tracing::warn!(%error, "status cannot tell what runs; going on without");
+                        tracing::warn!(%error, name, "what runs cannot be told; going on without");
                         complained = true;
                     }
                     Err(_) => {}
@@ -50,18 +60,18 @@ pub fn telling(directory: &Path) -> Runnable {
     })
 }
 
-/// What the role server on this state directory says that it does; none when there is none, or it does not say.
-#[must_use]
-pub fn ask(directory: &Path) -> Option<String> {
-    let mut stream = at(directory, |path| BlockingStream::connect(path)).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+/// What the role server on this state directory says on the socket of this name. Blocks, for five seconds at the most
+/// where nothing comes.
+pub fn ask(directory: &Path, name: &str) -> std::io::Result<String> {
+    let mut stream = at(directory, name, |path| BlockingStream::connect(path))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
-    Some(text)
+    stream.read_to_string(&mut text)?;
+    Ok(text)
 }
 
-fn listen(directory: &Path) -> std::io::Result<UnixListener> {
-    at(directory, |path| {
+fn listen(directory: &Path, name: &str) -> std::io::Result<UnixListener> {
+    at(directory, name, |path| {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -71,22 +81,22 @@ fn listen(directory: &Path) -> std::io::Result<UnixListener> {
 }
 
 /// Goes on until the listener fails.
-async fn tell(listener: &UnixListener, scope: &Scope) {
+async fn tell(listener: &UnixListener, scope: &Scope, page: &(dyn Fn(&Report) -> String + Send + Sync)) {
     while let Ok((mut stream, _)) = listener.accept().await {
-        let text = scope.report().to_string();
+        let text = page(&scope.report());
         // Whoever goes away unheard has not asked.
         let _ = tokio::time::timeout(PATIENCE, stream.write_all(text.as_bytes())).await;
     }
 }
 
 /// Does something at the socket's path, by a shorter way where the path is too long for a socket.
-fn at<T>(directory: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
-    let path = directory.join(NAME);
+fn at<T>(directory: &Path, name: &str, act: impl FnOnce(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
+    let path = directory.join(name);
     if path.as_os_str().len() < LONGEST_PATH {
         return act(&path);
     }
     let opened = std::fs::File::open(directory)?;
-    act(&Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string()).join(NAME))
+    act(&Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string()).join(name))
 }
 
 #[cfg(test)]
@@ -101,14 +111,14 @@ mod tests {
         for depth in [1, 100] {
             let place = directory.path().join("a".repeat(depth));
             std::fs::create_dir(&place).unwrap();
-            assert_eq!(ask(&place), None);
+            assert!(ask(&place, STATUS).is_err());
             for _ in 0..2 {
                 let root = {
                     let place = place.clone();
                     Runnable::new(move |starting: Starting| {
                         let place = place.clone();
                         async move {
-                            starting.start("status", telling(&place))?;
+                            starting.start("status", telling(&place, STATUS, Report::to_string))?;
                             Err(starting.healthy().scope().cancelled().await.into())
                         }
                     })
@@ -117,11 +127,11 @@ mod tests {
                 let tree = Supervisor::start(root, Settings::default());
                 tree.settled().await;
                 let asked = place.clone();
-                let text = tokio::task::spawn_blocking(move || ask(&asked)).await.unwrap().unwrap();
+                let text = tokio::task::spawn_blocking(move || ask(&asked, STATUS)).await.unwrap().unwrap();
                 assert_eq!(text.lines().count(), 2, "{text}");
                 assert!(text.contains("└─ status  healthy"), "{text}");
                 tree.stop().await;
-                assert_eq!(ask(&place), None);
+                assert!(ask(&place, STATUS).is_err());
             }
         }
     }

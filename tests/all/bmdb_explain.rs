@@ -32,14 +32,14 @@ const FILL: &str = "
     SELECT machine_id, 'access', CASE WHEN n % 100 = 0 THEN 'AgentStart' ELSE 'Recovery' END,
            'rack-' || n % 10, n / 100 % 3, n / 7 % 8,
            CASE WHEN n % 100 = 0 THEN now() - n % 5000 * INTERVAL '1 second'
-                ELSE now() + INTERVAL '5 minutes' + n % 300 * INTERVAL '1 second' END,
+                ELSE now() + INTERVAL '5 hours' + n % 300 * INTERVAL '1 second' END,
            n % 100 > 0, 'healthy', 'here:1', CASE WHEN n % 100 = 0 THEN 'Provided' ELSE 'Ready' END,
            now(), 1, 1, 0, 0, 0
     FROM numbered;
     INSERT INTO machine_due (machine_id, lane, process, provider, priority, bucket, ready_at, timer, reason,
            decided_at, phase_index, phase_since, rules_version, policy_version, version, fence, losses)
     SELECT machine_id, 'observe', 'Update', 'rack-' || n % 10, 1, n / 7 % 8,
-           now() + INTERVAL '5 minutes' + n % 1800 * INTERVAL '1 second', FALSE, 'looked at', 'here:1', 'Ready', now(), 1, 1, 0, 0, 0
+           now() + INTERVAL '5 hours' + n % 1800 * INTERVAL '1 second', FALSE, 'looked at', 'here:1', 'Ready', now(), 1, 1, 0, 0, 0
     FROM numbered;
     INSERT INTO session SELECT gen_random_uuid(), gen_random_uuid(), 'filled', '{}', 5000, now(), now() + INTERVAL '1 hour'
     FROM generate_series(1, 1000);

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -20,6 +19,7 @@ use crate::bmdb_kit::Kit;
 use crate::demo::Demo;
 use crate::harness::aloud::TestResult;
 use crate::harness::program::{PATIENCE, Place};
+use crate::harness::promtool::promtool;
 use crate::harness::source;
 
 const MANUAL: &str = "docs/metrics.md";
@@ -151,26 +151,6 @@ async fn rules_and_board_name_metrics_and_labels_that_there_are() -> TestResult 
         assert!(said.as_deref() == Some(expected), "{text}: {said:?}");
     }
     Ok(())
-}
-
-/// Runs Prometheus's tool with a text to read. Anything that it says is a complaint.
-fn promtool(arguments: &[&str], input: &str) -> Result<String> {
-    let mut tool = Command::new("promtool")
-        .args(arguments)
-        .current_dir(source::root())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("promtool is missing; install it with `tools/need promtool`")?;
-    let mut writing = tool.stdin.take().context("its input is piped")?;
-    let text = input.to_owned();
-    let written = std::thread::spawn(move || writing.write_all(text.as_bytes()));
-    let output = tool.wait_with_output()?;
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    ensure!(output.status.success(), "promtool {arguments:?}: {}: {said}", output.status);
-    written.join().map_err(|_| anyhow::anyhow!("panicked"))??;
-    Ok(said)
 }
 
 #[test]

@@ -22,6 +22,7 @@ use self::odd_disk::OddDisk;
 use crate::harness::aloud::TestResult;
 use crate::harness::child::Detached;
 use crate::harness::port::reserved;
+use crate::harness::promtool::promtool;
 
 pub(crate) mod callback;
 mod children;
@@ -356,8 +357,19 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestR
         let words = line.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).split_whitespace();
         words.take(2).collect::<Vec<_>>().join(" ")
     });
-    let expected = ["root healthy", "callback healthy", "cluster healthy", "status healthy"];
+    let expected =
+        ["root healthy", "callback healthy", "cluster healthy", "metrics healthy", "status healthy"];
     assert_eq!(states.collect::<Vec<_>>(), expected, "{text}");
+
+    let metrics = String::from_utf8(machine.command("metrics").output()?.stdout)?;
+    for line in [
+        "roleserver_runnable_state{path=\"root.callback\",state=\"healthy\"} 1",
+        "roleserver_runnable_state{path=\"root.callback\",state=\"dead\"} 0",
+        "roleserver_control_plane_running 0",
+    ] {
+        assert!(metrics.lines().any(|said| said == line), "{line} is not in\n{metrics}");
+    }
+    assert_eq!(promtool(&["check", "metrics"], &metrics)?, "", "{metrics}");
     Ok(())
 }
 

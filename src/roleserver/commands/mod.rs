@@ -4,6 +4,7 @@
 //! sentence, and none prints it.
 
 pub mod enroll;
+pub mod metrics;
 pub mod run;
 pub mod status;
 pub mod supervise;

@@ -11,6 +11,7 @@
 //! * `callback`: the heartbeat loop. New until a heartbeat was delivered.
 //! * `cluster`: the node's part in a cluster, once it is asked to have one.
 //! * `status`: tells `roleserver status` about the tree.
+//! * `metrics`: tells `roleserver metrics` what is counted.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,11 +33,13 @@ use crate::roleserver::commands::CommandError;
 use crate::roleserver::enrolment::{Enrolment, Settings};
 use crate::roleserver::hardware::{self, Sources};
 use crate::roleserver::known_time::KnownTime;
+use crate::roleserver::metrics::{self, Known};
 use crate::roleserver::running::{Process, program_digest};
 use crate::roleserver::shepherds::Shepherds;
 use crate::roleserver::state_directory::{LastHeartbeat, Learned, Lock, StateDirectory, StateError};
 use crate::roleserver::told;
 use crate::supervisor::context::{Runnable, Starting};
+use crate::supervisor::report::Report;
 use crate::supervisor::supervise::{self, Supervisor};
 use crate::supervisor::value::Value;
 
@@ -124,12 +127,19 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         let (state, enrolment) = (state.clone(), enrolment.clone());
         Runnable::new(move |starting: Starting| {
             let callback = callback(agent.clone(), state.clone(), enrolment.clone(), heard.clone());
-            let status = told::telling(state.path());
+            let status = told::telling(state.path(), told::STATUS, Report::to_string);
+            let metrics = {
+                let facts = facts.clone();
+                told::telling(state.path(), told::METRICS, move |tree| {
+                    metrics::text(tree, &Known::of(&facts))
+                })
+            };
             let cluster = cluster.clone();
             async move {
                 starting.start("callback", callback)?;
                 starting.start("cluster", cluster)?;
                 starting.start("status", status)?;
+                starting.start("metrics", metrics)?;
                 Err(starting.healthy().scope().cancelled().await.into())
             }
         })

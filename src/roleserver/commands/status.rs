@@ -50,7 +50,7 @@ pub fn text(state_directory: &Path) -> Result<String, CommandError> {
     if let Some(last) = page.take("heartbeat", state.last_heartbeat()) {
         page.line("heartbeat", heartbeat(&last, &clock.boot_id(), clock.milliseconds()));
     }
-    if let Some(tree) = told::ask(state.path()) {
+    if let Ok(tree) = told::ask(state.path(), told::STATUS) {
         let _ = write!(page.0, "\n{tree}");
     }
     Ok(page.0)

@@ -12,6 +12,7 @@ pub(crate) mod ordering;
 pub(crate) mod port;
 pub(crate) mod postgres;
 pub(crate) mod program;
+pub(crate) mod promtool;
 pub(crate) mod rack;
 pub(crate) mod screen;
 pub(crate) mod source;

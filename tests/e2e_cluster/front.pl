@@ -1,0 +1,15 @@
+# A small HTTP service: says hello to whoever asks.
+use strict;
+use warnings;
+use IO::Socket::INET;
+
+my $listener = IO::Socket::INET->new(LocalPort => PORT, Listen => 64, ReuseAddr => 1) or die "listening failed: $!\n";
+while (my $peer = $listener->accept) {
+    # A client that asks for nothing is left after a second, or it would keep all others waiting.
+    $SIG{ALRM} = sub { $peer->shutdown(2) };
+    alarm 1;
+    while (defined(my $line = <$peer>)) { last if $line =~ /^\r?\n$/ }
+    alarm 0;
+    print $peer "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nhello\n";
+    close $peer;
+}
