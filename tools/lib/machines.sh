@@ -106,11 +106,19 @@ start_database() {
 
 query() { psql -X -A -t -q -v ON_ERROR_STOP=1 -c "$1" "$(postgres_url "$database" bmdb)"; }
 
+# A /sys of the network that this is in, with the control groups that are in the one before.
+own_sys() {
+    mount --rbind /sys/fs/cgroup /mnt
+    mount -t sysfs sysfs /sys
+    mount --rbind /mnt /sys/fs/cgroup
+    umount --recursive /mnt
+}
+
 # The switch that machines and shepherd are plugged into. The address that agents call is not the one that SSH
 # comes from, so that a machine can lose the one way and keep the other.
 start_network() {
     mount -t tmpfs tmpfs /run
-    mount -t sysfs sysfs /sys
+    own_sys
     [[ ! -e /proc/sysrq-trigger ]] || mount --bind /dev/null /proc/sysrq-trigger
     ip link set lo up
     ip link add switch type bridge
@@ -152,7 +160,7 @@ new_machine() {
 boot_machine() {
     local number=$1 name=m$1 directory=$scratch/m$1
     cat /proc/sys/kernel/random/uuid >"$directory/boot_id"
-    ip netns exec "$name" unshare --mount --uts --pid --fork --kill-child --mount-proc --propagation private \
+    nsenter --net="/run/netns/$name" unshare --mount --uts --pid --fork --kill-child --mount-proc --propagation private \
         -- tools/lib/machine "$directory" "$name" >>"$directory/log" 2>&1 &
     outer[number]=$!
     until pids[number]=$(pgrep --parent "${outer[number]}") && in_machine "$number" test -e /run/sshd.pid; do
@@ -192,6 +200,7 @@ finish() {
     fi
     [[ -z ${shepherd:-} ]] || kill -KILL "$shepherd" 2>/dev/null || true
     [[ -z ${database:-} ]] || postgres_remove "$database"
+    # shellcheck disable=SC2154 # of verdict.sh
     echo "# $passed true, $failed not, after $SECONDS s"
     if [[ $failed -gt 0 ]]; then
         echo "# the end of the shepherd's log:"
