@@ -57,3 +57,11 @@ eventually() {
 }
 
 is() { [[ "$1" == "$2" ]] || { printf 'expected %s\nfound    %s\n' "$2" "$1"; return 1; }; }
+
+# refused WORDS COMMAND…: the command fails, and says so in these words.
+refused() {
+    local words=$1 answer
+    shift
+    if answer=$("$@"); then return 1; fi
+    [[ $answer == *"$words"* ]] || { printf 'expected %s\nfound    %s\n' "$words" "$answer"; return 1; }
+}
