@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -96,6 +95,8 @@ impl Leader {
             cluster: Uuid::new_v4(),
             name: "measured".to_owned(),
             owner_keys: vec![hex::encode(owner.public_key())],
+            snapshot: None,
+            epoch: 0,
         };
         let (labels, address) = (BTreeMap::new(), Some(address.into()));
         files.write_order(&Order { generation: 0, what, machine: None, labels, address })?;

@@ -115,7 +115,8 @@ pub(super) async fn restore(client: &Client, restoring: &Restoring, own: &Node) 
     // Whoever finds the last part finds all of it.
     for part in parts(records).into_iter().chain([last]) {
         if !client.create_unguarded("records of a snapshot", &part).await? {
-            let sentence = "somebody else writes into this etcd, which is to hold what is restored and nothing else";
+            let sentence =
+                "somebody else writes into this etcd, which is to hold what is restored and nothing else";
             return Err(FoundingError::Refused(sentence.to_owned()));
         }
     }

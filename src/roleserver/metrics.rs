@@ -2,7 +2,7 @@
 //!
 //! A machine listens on nothing for this: `roleserver metrics` asks the role server that runs, through a socket in its
 //! state directory as `roleserver status` does, and prints it in the text format of Prometheus. A collector on the machine
-//! that runs as the same user (the textfile collector of node_exporter behind a timer, for one) takes it from there.
+//! that runs as the same user (the textfile collector of `node_exporter` behind a timer, for one) takes it from there.
 //!
 //! Names of metrics stay; labels are bounded by what is declared to the node and by the parts of the role server.
 

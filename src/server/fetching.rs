@@ -82,7 +82,7 @@ struct Slot {
     machine: MachineId,
     machines: Arc<Mutex<HashMap<MachineId, u32>>>,
     metrics: Metrics,
-    _slot: OwnedSemaphorePermit,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Drop for Slot {
@@ -143,7 +143,7 @@ impl Fetching {
         drop(machines);
         self.metrics.artefact_fetches_open.inc();
         let (machines, metrics) = (self.machines.clone(), self.metrics.clone());
-        Ok(Slot { machine, machines, metrics, _slot: slot })
+        Ok(Slot { machine, machines, metrics, _place: slot })
     }
 
     async fn find(&self, machine: MachineId, sha256: Sha256) -> Result<(Arc<dyn Source>, u64), Status> {

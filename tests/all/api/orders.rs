@@ -152,10 +152,8 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
             json!({ "name": "ams", "declaration": { "role": "front", "services": [service] } })
         }
         "Clusters/Undeclare" => json!({ "name": "ams", "role": "front" }),
-        "Clusters/Snapshot" => json!({ "name": "ams" }),
-        "Clusters/Restore" => json!({ "name": "ams" }),
         "Clusters/Approve" => json!({ "name": "ams", "machine": machine }),
-        "Clusters/Delete" => json!({ "name": "ams" }),
+        "Clusters/Snapshot" | "Clusters/Restore" | "Clusters/Delete" => json!({ "name": "ams" }),
         "Credentials/Revoke" => json!({ "credential": credential }),
         other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
     };
