@@ -177,10 +177,23 @@ impl Sessions {
 
     /// Starts a session for `component`.
     pub async fn start(&self, component: &str, details: serde_json::Value) -> Result<Session, BmdbError> {
+        self.start_lasting(component, details, Duration::ZERO).await
+    }
+
+    /// The same, where what is done under the session takes so long that it has to last for `least` at the least.
+    ///
+    /// It is renewed as often as the others, and its machines and leases are free so much later once it is lost.
+    pub async fn start_lasting(
+        &self,
+        component: &str,
+        details: serde_json::Value,
+        least: Duration,
+    ) -> Result<Session, BmdbError> {
+        let lasts = self.inner.interval.max(least);
         let id = SessionId::generate();
         let runtime_info = runtime_info(details);
         let (component, process) = (component.to_owned(), self.inner.process);
-        let interval = i64::try_from(self.inner.interval.as_millis()).unwrap_or(i64::MAX);
+        let interval = i64::try_from(lasts.as_millis()).unwrap_or(i64::MAX);
         let sent_at = boot_time();
         self.inner
             .bmdb
@@ -202,8 +215,8 @@ impl Sessions {
             .await?;
         let state = SessionState {
             id,
-            interval: self.inner.interval,
-            deadline: Mutex::new(sent_at + self.inner.interval.mul_f64(0.9)),
+            interval: lasts,
+            deadline: Mutex::new(sent_at + lasts.mul_f64(0.9)),
             lost: CancellationToken::new(),
             lost_because: OnceLock::new(),
             claiming: Mutex::new(0),

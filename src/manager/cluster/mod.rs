@@ -57,6 +57,9 @@ const SOON: Duration = Duration::from_secs(2);
 /// How often a cluster is looked at that is.
 const SETTLED: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_secs(1);
+/// What its sessions last at the least, whatever those of others do: nothing is begun that an answer may outlast, so that
+/// under a session of less than an answer's time nothing would ever be.
+const LASTS: Duration = ANSWER.saturating_mul(3);
 
 /// What it needs.
 #[derive(Clone)]
@@ -114,7 +117,8 @@ async fn tend(
     let mut gone = false;
     while !gone && !stop.is_cancelled() {
         // Never given up half-way: a session that commits after we have stopped would stay open.
-        match sessions.start(COMPONENT, serde_json::json!({ "cluster": name })).await {
+        let details = serde_json::json!({ "cluster": name });
+        match sessions.start_lasting(COMPONENT, details, LASTS).await {
             Ok(session) => {
                 settings.metrics.session_started(COMPONENT);
                 gone = passes(sessions.bmdb(), &session, (cluster, name), settings, stop).await;
