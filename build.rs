@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 19] = [
+const CONTRACTS: [&str; 20] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/curator/v1/credentials.proto",
     "shepherd/curator/v1/declarations.proto",
@@ -23,6 +23,7 @@ const CONTRACTS: [&str; 19] = [
     "shepherd/fleet/v1/machines.proto",
     "shepherd/fleet/v1/orders.proto",
     "shepherd/fleet/v1/outlook.proto",
+    "shepherd/fleet/v1/updates.proto",
 ];
 /// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them. Those
 /// before them are between programs of ours: the agent's and the curator's.

@@ -6,3 +6,4 @@ mod node;
 mod renewal;
 mod roles;
 mod services;
+mod updating;
