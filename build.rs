@@ -24,6 +24,7 @@ const CONTRACTS: [&str; 20] = [
     "shepherd/fleet/v1/machines.proto",
     "shepherd/fleet/v1/orders.proto",
     "shepherd/fleet/v1/outlook.proto",
+    "shepherd/fleet/v1/updates.proto",
 ];
 /// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them. Those
 /// before them are between programs of ours: the agent's and the curator's.

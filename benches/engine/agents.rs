@@ -73,6 +73,7 @@ pub(crate) async fn run(crew: &Path) -> Result<()> {
             time: Arc::new(KnownTime::new(clock.clone(), None)),
             hardware: Arc::new(HardwareReport::default),
             cluster: no_cluster(),
+            release: shepherd::roleserver::agent::no_release(),
             shepherds: None,
             observer: ignore(),
         };

@@ -15,10 +15,15 @@ LEFT JOIN machine_os_installation_request q
 LEFT JOIN machine_cluster_report c ON c.machine_id = n.machine_id
 LEFT JOIN cluster_order o
        ON o.machine_id = n.machine_id AND o.sealed IS NOT NULL AND o.generation IS DISTINCT FROM c.generation
+LEFT JOIN machine_release_report p ON p.machine_id = n.machine_id
+LEFT JOIN release_order e
+       ON e.machine_id = n.machine_id AND NOT e.withdrawn AND e.generation IS DISTINCT FROM p.generation
 WHERE h.machine_id = n.machine_id AND h.boot_id = n.boot_id AND h.sequence < n.sequence
   AND d.phase_index NOT IN ('AgentStarting', 'Silent', 'Recovering', 'NeedsHuman', 'Retired')
 RETURNING h.machine_id AS "machine_id!", a.public_key AS "public_key!", w.machine_id IS NULL AS "wants_report!",
           GREATEST(d.fence, a.fence) AS "known_fence!",
           q.generation AS "generation?", q.artefact_url AS "artefact_url?",
           q.artefact_sha256 AS "artefact_sha256?",
-          o.generation AS "cluster_generation?", o.sealed AS "cluster_order?"
+          o.generation AS "cluster_generation?", o.sealed AS "cluster_order?",
+          e.generation AS "release_generation?", e.sha256 AS "release_sha256?",
+          e.deadline_seconds AS "release_deadline?"

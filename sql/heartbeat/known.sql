@@ -5,9 +5,13 @@ SELECT (SELECT h.previous_boot_id FROM machine_agent_heartbeat h WHERE h.machine
        o.generation AS "cluster_generation?", o.sealed AS "cluster_order?",
        c.generation AS "reported_generation?", c.node_key AS "reported_key?", c.ca_certificate AS "reported_ca?",
        c.address AS "reported_address?", c.error AS "reported_error?",
-       c.epoch AS "reported_epoch?"
+       c.epoch AS "reported_epoch?",
+       e.generation AS "release_generation?", e.sha256 AS "release_sha256?", e.deadline_seconds AS "release_deadline?",
+       p.generation AS "running_generation?", p.sha256 AS "running_sha256?", p.error AS "running_error?"
 FROM machine m
 LEFT JOIN machine_os_installation_request q ON q.machine_id = m.machine_id
 LEFT JOIN cluster_order o ON o.machine_id = m.machine_id AND o.sealed IS NOT NULL
 LEFT JOIN machine_cluster_report c ON c.machine_id = m.machine_id
+LEFT JOIN release_order e ON e.machine_id = m.machine_id AND NOT e.withdrawn
+LEFT JOIN machine_release_report p ON p.machine_id = m.machine_id
 WHERE m.machine_id = $1

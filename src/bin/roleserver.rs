@@ -12,6 +12,7 @@ use shepherd::roleserver::commands::{CommandError, enroll, metrics, run, status,
 use shepherd::roleserver::hardware::{self, Sources};
 use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::roleserver::supervision::Wish;
+use shepherd::roleserver::update::watch;
 use tracing_subscriber::EnvFilter;
 
 /// Keeps this machine in touch with its shepherd.
@@ -52,6 +53,15 @@ enum Verb {
     /// Become another program: a role server starts what it runs by this, and nobody else.
     #[command(hide = true)]
     Launch,
+    /// End a release that no shepherd hears: a role server that updates itself starts this, and nobody else.
+    #[command(hide = true)]
+    WatchUpdate {
+        #[command(flatten)]
+        place: Place,
+        /// Start it as a process of nobody's, and end.
+        #[arg(long)]
+        detach: bool,
+    },
     /// Print what this machine is made of, as the next report would say it.
     Hardware,
     /// Print whose this machine is and what became of the last heartbeat.
@@ -144,6 +154,9 @@ fn execute(verb: Verb) -> Result<(), CommandError> {
         }
         Verb::Run { place } => run::execute(&state_directory(place, home)?),
         Verb::Supervise { place } => supervise::execute(&state_directory(place, home)?),
+        Verb::WatchUpdate { place, detach } => {
+            watch::execute(&state_directory(place, home)?, detach).map_err(CommandError::failed)
+        }
         Verb::Launch => Err(CommandError::Failed(launch::execute())),
         Verb::Hardware => print(&format!("{:#?}\n", hardware::read(&Sources::host()))),
         Verb::Status { place } => {

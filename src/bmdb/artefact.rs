@@ -401,6 +401,17 @@ async fn delete(tx: &mut PgConnection, order: &Order, artefact: &str) -> Result<
         .fetch_optional(&mut *tx)
         .await
         .doing("removing an artefact")?;
+    let used = sqlx::query_file_scalar!("sql/release/uses.sql", sha256.0.as_slice())
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("removing an artefact")?;
+    if let Some(update) = used {
+        let said = format!(
+            "{artefact} was not removed: the update {update} rolls it out; wait for its end, or: shepherdctl update \
+             abort {update}"
+        );
+        return Err(refused("IN_USE", said));
+    }
     begin_attempt(tx, order).await?;
     remove(tx, sha256).await?;
     end_attempt(tx, order).await?;

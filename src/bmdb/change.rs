@@ -20,6 +20,7 @@ use crate::model::needs_human::Obstacle;
 use crate::model::priority::Level;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
+use crate::model::release::Report as ReleaseReport;
 use crate::model::time::Timestamp;
 
 /// One change of what is known of a machine.
@@ -126,6 +127,8 @@ pub enum FactChange {
     },
     /// Its agent told where it stands with its cluster.
     ClusterReport(Report),
+    /// Its agent told which release it is.
+    ReleaseReport(ReleaseReport),
 }
 
 /// What a provider says of a machine.
@@ -403,6 +406,17 @@ pub(crate) async fn apply(
                 report.address.as_deref(),
                 report.error.as_deref(),
                 i64::try_from(report.epoch).unwrap_or(i64::MAX)
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::ReleaseReport(report) => {
+            sqlx::query_file!(
+                "sql/release/report.sql",
+                id,
+                report.generation,
+                report.sha256.as_slice(),
+                report.error.as_deref()
             )
             .execute(tx)
             .await

@@ -47,7 +47,9 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::{Bmdb, Doing};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::heartbeat::{Heartbeat, Outcome, PendingClusterOrder, PendingInstallation, Plain, Wants};
+use crate::bmdb::heartbeat::{
+    Heartbeat, Outcome, PendingClusterOrder, PendingInstallation, PendingRelease, Plain, Wants,
+};
 use crate::bmdb::metrics::Metrics;
 use crate::model::ids::{MachineId, ProcessId};
 
@@ -451,11 +453,16 @@ async fn store_plain(
             let installation =
                 PendingInstallation::from_columns(row.generation, row.artefact_url, row.artefact_sha256);
             let cluster = PendingClusterOrder::from_columns(row.cluster_generation, row.cluster_order);
+            let release = PendingRelease::from_columns(
+                row.release_generation,
+                row.release_sha256,
+                row.release_deadline,
+            );
             let key = row.public_key.try_into().ok()?;
             Some((
                 (MachineId(row.machine_id), key),
                 Plain {
-                    wants: Wants { hardware_report: row.wants_report, installation, cluster },
+                    wants: Wants { hardware_report: row.wants_report, installation, cluster, release },
                     known_fence: row.known_fence,
                 },
             ))

@@ -50,6 +50,7 @@ use crate::model::needs_human::{Healing, healing};
 use crate::model::phase::{Phase, phase_of};
 use crate::model::policy::Policy;
 use crate::model::process::{Lane, Process};
+use crate::model::release::Report as ReleaseReport;
 use crate::model::time::Timestamp;
 
 /// What an agent says, checked for form but not yet for whose it is.
@@ -67,6 +68,8 @@ pub struct Heartbeat {
     pub installation: Option<InstallationOutcome>,
     /// Where its machine stands with its cluster, if it says.
     pub cluster: Option<Report>,
+    /// Which release its agent is, if it says.
+    pub release: Option<ReleaseReport>,
     /// The highest fence of the access lane that its machine has seen; 0 when it does not say.
     pub access_fence: i64,
 }
@@ -75,13 +78,16 @@ impl Heartbeat {
     /// Whether it carries something that must be durable before the answer.
     #[must_use]
     pub const fn has_report(&self) -> bool {
-        self.hardware.is_some() || self.installation.is_some() || self.cluster.is_some()
+        self.hardware.is_some()
+            || self.installation.is_some()
+            || self.cluster.is_some()
+            || self.release.is_some()
     }
 
     /// The same, saying only that the agent lives.
     #[must_use]
     pub fn without_report(&self) -> Self {
-        Self { hardware: None, installation: None, cluster: None, ..self.clone() }
+        Self { hardware: None, installation: None, cluster: None, release: None, ..self.clone() }
     }
 }
 
@@ -118,6 +124,8 @@ pub struct Wants {
     pub installation: Option<PendingInstallation>,
     /// Do this about a cluster.
     pub cluster: Option<PendingClusterOrder>,
+    /// Become this release.
+    pub release: Option<PendingRelease>,
 }
 
 /// What a plain heartbeat that was stored is answered with.
@@ -138,6 +146,27 @@ pub struct PendingInstallation {
     pub artefact_url: String,
     /// Its SHA-256.
     pub artefact_sha256: Vec<u8>,
+}
+
+/// Another release of the role server that was asked for and not reported on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingRelease {
+    /// Which of the machine's orders.
+    pub generation: i64,
+    /// SHA-256 of the program.
+    pub sha256: Vec<u8>,
+    /// How long it may take, in seconds.
+    pub deadline_seconds: i64,
+}
+
+impl PendingRelease {
+    pub(crate) fn from_columns(
+        generation: Option<i64>,
+        sha256: Option<Vec<u8>>,
+        deadline_seconds: Option<i64>,
+    ) -> Option<Self> {
+        Some(Self { generation: generation?, sha256: sha256?, deadline_seconds: deadline_seconds? })
+    }
 }
 
 /// An order about a cluster that was given and not reported on.
@@ -180,6 +209,8 @@ pub(crate) struct Known {
     pub(crate) report_incarnation: Option<String>,
     /// Where the machine stood with its cluster, as it said last.
     pub(crate) cluster: Option<Report>,
+    /// Which release its agent is, as it said last.
+    pub(crate) release: Option<ReleaseReport>,
 }
 
 impl Known {
@@ -267,7 +298,8 @@ fn reports_are_stored(facts: &MachineFacts, known: &Known, heartbeat: &Heartbeat
     let installation =
         heartbeat.installation.as_ref().is_none_or(|outcome| !installation_is_news(facts, outcome));
     let cluster = heartbeat.cluster.as_ref().is_none_or(|said| !known.is_news(said));
-    hardware && installation && cluster
+    let release = heartbeat.release.as_ref().is_none_or(|said| known.release.as_ref() == Some(said));
+    hardware && installation && cluster && release
 }
 
 /// Whether an outcome answers what is asked for, for the first time. One of an older request is late,
@@ -289,6 +321,8 @@ fn changes_of(facts: &MachineFacts, known: &Known, heartbeat: &Heartbeat) -> Vec
     }));
     let standing = heartbeat.cluster.clone().filter(|said| known.is_news(said));
     changes.extend(standing.map(FactChange::ClusterReport));
+    let release = heartbeat.release.clone().filter(|said| known.release.as_ref() != Some(said));
+    changes.extend(release.map(FactChange::ReleaseReport));
     changes
 }
 
@@ -381,6 +415,8 @@ async fn store(
     let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
     let pending = PendingInstallation::from_columns(row.generation, row.artefact_url, row.artefact_sha256);
     let asked = PendingClusterOrder::from_columns(row.cluster_generation, row.cluster_order);
+    let release =
+        PendingRelease::from_columns(row.release_generation, row.release_sha256, row.release_deadline);
     let known = Known {
         previous_boot_id: row.previous_boot_id,
         report_incarnation: row.report_incarnation,
@@ -392,13 +428,17 @@ async fn store(
             error: row.reported_error,
             epoch: row.reported_epoch.and_then(|epoch| epoch.try_into().ok()).unwrap_or(0),
         }),
+        release: row.running_generation.zip(row.running_sha256).and_then(|(generation, sha256)| {
+            Some(ReleaseReport { generation, sha256: sha256.try_into().ok()?, error: row.running_error })
+        }),
     };
+    let pending = (pending, asked, release);
     let event = match judge(&snapshot.facts, phase, &known, heartbeat) {
         Verdict::Unauthenticated => return Ok((Outcome::Unauthenticated, false)),
         Verdict::Retired => return Ok((Outcome::Retired, false)),
         Verdict::Stale => return Ok((Outcome::Stale, false)),
         Verdict::Repeated => {
-            let wants = wants(&snapshot.facts, &known, heartbeat, pending, asked);
+            let wants = wants(&snapshot.facts, &known, heartbeat, pending);
             return Ok((Outcome::Repeated(wants), false));
         }
         Verdict::Accepted { event } => event,
@@ -422,24 +462,29 @@ async fn store(
         let detail = format!("of request {}, which is not the present one", outcome.generation);
         tell(tx, machine, "LateInstallationReport", &detail).await?;
     }
-    Ok((Outcome::Stored(wants(&after.snapshot.facts, &known, heartbeat, pending, asked)), newer))
+    Ok((Outcome::Stored(wants(&after.snapshot.facts, &known, heartbeat, pending)), newer))
 }
 
 fn wants(
     facts: &MachineFacts,
     known: &Known,
     heartbeat: &Heartbeat,
-    asked: Option<PendingInstallation>,
-    about_cluster: Option<PendingClusterOrder>,
+    (asked, about_cluster, release): (
+        Option<PendingInstallation>,
+        Option<PendingClusterOrder>,
+        Option<PendingRelease>,
+    ),
 ) -> Wants {
     let reported = facts.installation_report.map(|report| report.generation);
     let standing = heartbeat.cluster.as_ref().or(known.cluster.as_ref());
+    let running = heartbeat.release.as_ref().or(known.release.as_ref());
     Wants {
         hardware_report: heartbeat.hardware.is_none()
             && known.report_incarnation.as_ref() != Some(&heartbeat.beat.incarnation),
         installation: asked.filter(|asked| reported != Some(asked.generation)),
         cluster: about_cluster
             .filter(|asked| standing.is_none_or(|standing| standing.generation != asked.generation)),
+        release: release.filter(|asked| running.is_none_or(|running| running.generation != asked.generation)),
     }
 }
 
@@ -474,6 +519,7 @@ mod tests {
             hardware: None,
             installation: None,
             cluster: None,
+            release: None,
             access_fence: 1,
         }
     }

@@ -27,6 +27,7 @@ use crate::bmdb::look::Looks;
 use crate::bmdb::newer_fence::newer_fence_of;
 use crate::bmdb::pause::pauses;
 use crate::bmdb::policy::policy_of_version;
+use crate::bmdb::roll_out::note_of;
 use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
@@ -255,6 +256,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
         sqlx::query_file_scalar!("sql/inspect/open_sessions.sql").fetch_one(&mut *tx).await.doing(WHAT)?;
     let newer_fence = newer_fence_of(tx, machine).await?;
     let cluster = part_of(tx, machine).await?;
+    let release = note_of(tx, machine).await?;
     Ok(MachineView {
         facts: snapshot.facts,
         at: snapshot.now,
@@ -267,6 +269,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
         open_sessions,
         newer_fence,
         cluster,
+        release,
     })
 }
 

@@ -27,7 +27,7 @@ use crate::model::phase::Phase;
 use crate::model::process::Process;
 
 /// Components that start sessions: the loops, and what is none of them.
-const COMPONENTS: [&str; 10] = [
+const COMPONENTS: [&str; 11] = [
     "api",
     "callback",
     "cluster",
@@ -35,6 +35,7 @@ const COMPONENTS: [&str; 10] = [
     "provisioner",
     "recoverer",
     "retirer",
+    "roll-out",
     "sampler",
     "switcher",
     "updater",

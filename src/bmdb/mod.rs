@@ -19,6 +19,8 @@
 //! * A **cluster** of machines is asked for and read in [`cluster`]; what becomes of it is written under its lease
 //!   (`cluster_work`). Roles that are declared to it are in [`cluster_declaration`], snapshots of it in
 //!   [`cluster_snapshot`], and how it is brought back in [`cluster_restore`].
+//! * A **roll-out** of a release is ordered and read in [`roll_out`]; what becomes of it is written under a lease
+//!   (`roll_out_work`).
 //! * An [`artefact`] is a file that machines fetch from any shepherd, kept in pieces.
 //! * What is counted stands in one book ([`metric_book`], [`metrics`]); the fleet is counted once a minute
 //!   ([`sample`]).
@@ -88,6 +90,9 @@ mod renewal;
 pub mod restore;
 pub mod retention;
 pub mod retirement;
+pub mod roll_out;
+#[cfg(feature = "shepherd")]
+pub mod roll_out_work;
 pub mod sample;
 pub mod schedule;
 #[cfg(feature = "shepherd")]

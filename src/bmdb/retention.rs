@@ -12,7 +12,7 @@
 //! | `cluster_declaration` | one per role that is declared to a cluster, 64 at most |
 //! | `cluster_snapshot`, `cluster_snapshot_chunk` | as many per cluster as the policy keeps, each with a chunk per 512 KiB, 128 at most |
 //! | `cluster_order` | one per machine that was ever asked about a cluster |
-//! | `named_lease` | one per provider ever configured, per cluster that there is, and per kind of disturbance |
+//! | `named_lease` | one per provider ever configured, per cluster that there is, per kind of disturbance, and for roll-outs |
 //! | `provider_state` | one per provider ever configured |
 //! | `brake` | one per kind and provider, while it is on |
 //! | `loop_pause` | one per loop and provider that was ever paused and not resumed |
@@ -23,6 +23,8 @@
 //! | `intent` | what is settled within it, and what is open |
 //! | `session` | what is closed within it, and what is open or holds something |
 //! | `audit`, `approval` | what was ordered, and asked for, within it |
+//! | `roll_out`, `roll_out_machine` | those under way, and the 50 that ended last; one per machine of each |
+//! | `release_order` | one per machine that was ever asked to become another release |
 //! | `artefact`, `artefact_chunk` | 200 files of 256 MiB at the most; those that nobody brought to their end go after a day |
 //! | `access_credential` | one per credential an admin ever made |
 //! | `fleet_sample` | one a minute for thirty days |
@@ -61,7 +63,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 46] = [
+pub const TABLES: [&str; 50] = [
     "access_credential",
     "approval",
     "artefact",
@@ -96,12 +98,16 @@ pub const TABLES: [&str; 46] = [
     "machine_provided",
     "machine_quarantine",
     "machine_recovery",
+    "machine_release_report",
     "machine_retirement",
     "machine_ssh_host_key",
     "migration_lock",
     "named_lease",
     "policy",
     "provider_state",
+    "release_order",
+    "roll_out",
+    "roll_out_machine",
     "sealed_secret",
     "session",
     "work",

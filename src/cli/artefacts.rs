@@ -249,7 +249,11 @@ async fn bring(remote: &mut Remote, local: &mut Local, sha256: &str) -> Result<(
         patiently(remote, async |service| ArtefactsClient::new(service).begin(request.clone()).await).await?;
     let mut told = Told::new(local.size, &begun.missing);
     for number in begun.missing {
-        let request = v1::PutPieceRequest { sha256: sha256.to_owned(), number, piece: local.piece(number)? };
+        let request = v1::PutPieceRequest {
+            sha256: sha256.to_owned(),
+            number,
+            piece: Some(v1::Piece { bytes: local.piece(number)? }),
+        };
         patiently(remote, async |service| ArtefactsClient::new(service).put(request.clone()).await).await?;
         told.brought();
     }

@@ -20,6 +20,7 @@ use crate::cli::policy::PolicyCommand;
 use crate::cli::priority::Prioritize;
 use crate::cli::tokens::span;
 use crate::cli::top::Top;
+use crate::cli::update::Update;
 use crate::cli::watch::Watch;
 use crate::model::access::Role;
 use crate::model::facts::HoldScope;
@@ -215,6 +216,9 @@ brakes, pauses, providers that fail. Where standard output is no terminal, or wi
     /// Files that machines fetch from any shepherd
     #[command(subcommand)]
     Artefacts(ArtefactsCommand),
+    /// Roll a release of the role server out to machines, few at a time
+    #[command(after_help = examples::UPDATE, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+    Update(Update),
     /// Retire a machine: its provider takes it back, and only the record of it stays
     #[command(
         after_help = examples::RETIRE,

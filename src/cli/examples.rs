@@ -296,6 +296,43 @@ pub const LOOPS_RESUME: &str = "\
 Example:
   shepherdctl loops resume recoverer --provider rack-a --reason 'the switch is in'";
 
+/// `update`.
+pub const UPDATE: &str = "\
+Examples:
+  shepherdctl update --selector label.row=7 --release 'roleserver 1.4' --reason 'a try' --dry_run
+  shepherdctl update --selector '' --release 'roleserver 1.4' --parallelism 5 --reason '1.4'
+
+The release is an artefact (shepherdctl artefacts add). Each machine fetches it, becomes it without
+ending what runs beside its role server, and goes back by itself where no shepherd hears it. The next
+machine is asked when those before run it and are well; the first failure lets the update stand still.";
+
+/// `update get`.
+pub const UPDATE_GET: &str = "\
+Example:
+  shepherdctl update get -o json | jq -r '.updates[] | select(.paused != null) | .id'";
+
+/// `update describe`.
+pub const UPDATE_DESCRIBE: &str = "\
+Example:
+  shepherdctl update describe 3f9a12bc          its machines, and what each waits for";
+
+/// `update pause`.
+pub const UPDATE_PAUSE: &str = "\
+Example:
+  shepherdctl update pause 3f9a12bc --reason 'the row is looked at first'";
+
+/// `update resume`.
+pub const UPDATE_RESUME: &str = "\
+Example:
+  shepherdctl update resume 3f9a12bc --reason 'its disk was full, and is not any more'
+
+Machines that failed stay as they are; another update may ask them again.";
+
+/// `update abort`.
+pub const UPDATE_ABORT: &str = "\
+Example:
+  shepherdctl update abort 3f9a12bc --reason 'the release is bad'";
+
 /// `retire`.
 pub const RETIRE: &str = "\
 Examples:

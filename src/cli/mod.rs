@@ -48,6 +48,7 @@ pub mod source;
 pub mod timeline;
 pub mod tokens;
 pub mod top;
+pub mod update;
 pub mod watch;
 pub mod why;
 pub mod yaml;

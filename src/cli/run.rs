@@ -22,8 +22,8 @@ use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
     approvals, artefacts, budgets, bundle, cluster, contexts, describe, dry_run, get, issues, loops, many,
-    operate, output, plan, policy, power, priority, restored, retire, shell, timeline, tokens, top, watch,
-    why, yaml,
+    operate, output, plan, policy, power, priority, restored, retire, shell, timeline, tokens, top, update,
+    watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -110,6 +110,7 @@ pub(crate) async fn ask(command: &FleetCommand, format: Format, source: &Source)
         FleetCommand::Budget(BudgetCommand::Set(asked)) => budgets::set(source, asked, format).await,
         FleetCommand::Cluster(command) => cluster::cluster_command(source, command, format).await,
         FleetCommand::Artefacts(command) => artefacts::artefacts_command(source, command, format).await,
+        FleetCommand::Update(asked) => update::update_command(source, asked, format).await,
         FleetCommand::Loops(Loops::Pause(asked)) => loops::pause(source, asked, format).await,
         FleetCommand::Loops(Loops::Resume(asked)) => loops::resume(source, asked, format).await,
         FleetCommand::Why(of) => why::why(source, &of.machine, format).await,

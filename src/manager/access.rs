@@ -155,6 +155,8 @@ impl Access {
         let target = self.target(snapshot)?;
         let pinned = work.bmdb().host_key(work.machine()).await?;
         let agent = self.agent.load().await.map_err(|error| AccessError::new(error.to_string()))?;
+        // Who was updated is not set back by a takeover.
+        let agent = agent.keeping(work.bmdb().updated_to(work.machine()).await?);
         let (_, policy) = work.bmdb().policy();
         let request = EnrollRequest {
             machine_id: work.machine().to_string(),

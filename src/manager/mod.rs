@@ -33,6 +33,7 @@ pub mod provider_set;
 pub mod provisioner;
 pub mod recoverer;
 pub mod retirer;
+pub mod roll_outs;
 pub mod sampler;
 mod sourcing;
 pub mod switcher;

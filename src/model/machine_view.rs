@@ -156,6 +156,8 @@ pub struct MachineView {
     pub newer_fence: Option<NewerFence>,
     /// The cluster that it is a part of, if it is of one.
     pub cluster: Option<PartOfCluster>,
+    /// Its part in the roll-out of a release that it is in, a sentence.
+    pub release: Option<String>,
 }
 
 impl MachineView {

@@ -60,6 +60,8 @@ const BEFORE_REPORT: Duration = Duration::from_secs(2);
 pub type ReadHardware = Arc<dyn Fn() -> HardwareReport + Send + Sync>;
 /// Says where the machine stands with its cluster; called in the loop, so it must be quick.
 pub type ReadStanding = Arc<dyn Fn() -> wire::ClusterReport + Send + Sync>;
+/// Says which release the role server is; none for one that does not replace itself. As quick.
+pub type ReadRelease = Arc<dyn Fn() -> Option<wire::ReleaseReport> + Send + Sync>;
 /// Hears what the loop does; called in the loop, so it must be quick.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 
@@ -88,6 +90,8 @@ pub struct Agent {
     pub hardware: ReadHardware,
     /// Where the machine stands with its cluster; [`no_cluster`] where it can have none.
     pub cluster: ReadStanding,
+    /// Which release it is; [`no_release`] where that is nobody's to change.
+    pub release: ReadRelease,
     /// Told by which ways shepherds are reached, where somebody wants to know.
     pub shepherds: Option<Shepherds>,
     /// Who hears of it; [`ignore`] when nobody does.
@@ -142,12 +146,23 @@ pub enum Event {
         /// What.
         order: wire::ClusterOrder,
     },
+    /// An answer asked for another release of the role server.
+    ReleaseOrder {
+        /// Which.
+        order: wire::ReleaseOrder,
+    },
 }
 
 /// Where a machine stands that can have no cluster.
 #[must_use]
 pub fn no_cluster() -> ReadStanding {
     Arc::new(wire::ClusterReport::default)
+}
+
+/// Of a role server that does not replace itself.
+#[must_use]
+pub fn no_release() -> ReadRelease {
+    Arc::new(|| None)
 }
 
 /// An observer that hears nothing.
@@ -237,6 +252,9 @@ impl Loop {
                     if let Some(order) = &answer.cluster_order {
                         (self.agent.observer)(&Event::ClusterOrder { order: order.clone() });
                     }
+                    if let Some(order) = &answer.release_order {
+                        (self.agent.observer)(&Event::ReleaseOrder { order: order.clone() });
+                    }
                     self.adopt(&answer);
                     self.show_ways();
                     let interval = self.agent.settings.heartbeat_interval();
@@ -274,13 +292,15 @@ impl Loop {
     /// Waits for the next heartbeat. What has changed about a cluster is said soon: somebody waits for it.
     async fn rest(&self, pause: Duration) {
         let until = tokio::time::Instant::now() + pause;
-        while self.talk.in_cluster() {
+        while self.talk.in_cluster() || self.talk.is_ordered() {
             let next = tokio::time::Instant::now() + BEFORE_REPORT;
             if next >= until {
                 break;
             }
             tokio::time::sleep_until(next).await;
-            if self.talk.is_news(&(self.agent.cluster)()) {
+            let release = (self.agent.release)();
+            let another = release.is_some_and(|release| self.talk.is_another_release(&release));
+            if another || self.talk.is_news(&(self.agent.cluster)()) {
                 return;
             }
         }
@@ -293,8 +313,8 @@ impl Loop {
             return pending.clone();
         }
         let report = if self.talk.wants_report() { self.hardware().await } else { None };
-        let standing = (self.agent.cluster)();
-        self.talk.compose(self.agent.clock.milliseconds(), report, standing).clone()
+        let (standing, release) = ((self.agent.cluster)(), (self.agent.release)());
+        self.talk.compose(self.agent.clock.milliseconds(), report, standing, release).clone()
     }
 
     /// Reads the hardware beside the loop; `None` while it takes too long.
@@ -437,6 +457,7 @@ mod tests {
             time: Arc::new(KnownTime::new(clock, None)),
             hardware: Arc::new(HardwareReport::default),
             cluster: no_cluster(),
+            release: no_release(),
             shepherds: None,
             observer: Arc::new(move |event| events.lock().unwrap().push(event.clone())),
         }

@@ -51,6 +51,10 @@ pub struct Conversation {
     refused_generations: BTreeSet<i64>,
     /// Where the machine stands with its cluster, as it was last taken by a shepherd.
     cluster: Option<wire::ClusterReport>,
+    /// Which release it is, as that was last taken by a shepherd.
+    release: Option<wire::ReleaseReport>,
+    /// Whether another release is ordered.
+    ordered: bool,
 }
 
 /// What an answer made of the conversation.
@@ -78,6 +82,8 @@ impl Conversation {
             installation: None,
             refused_generations: BTreeSet::new(),
             cluster: None,
+            release: None,
+            ordered: false,
         }
     }
 
@@ -104,7 +110,9 @@ impl Conversation {
         boot_milliseconds: u64,
         report: Option<HardwareReport>,
         cluster: wire::ClusterReport,
+        release: Option<wire::ReleaseReport>,
     ) -> &wire::HeartbeatRequest {
+        let release = release.filter(|release| report.is_some() || self.is_another_release(release));
         let cluster = (report.is_some() || self.is_news(&cluster)).then_some(cluster);
         self.last_seq = boot_milliseconds.max(self.last_seq + 1);
         self.set_aside = false;
@@ -118,6 +126,7 @@ impl Conversation {
             installation_report: self.installation.clone(),
             access_fence: self.speaker.access_fence,
             cluster_report: cluster,
+            release_report: release,
         })
     }
 
@@ -126,6 +135,18 @@ impl Conversation {
     pub fn is_news(&self, cluster: &wire::ClusterReport) -> bool {
         let unheard = self.cluster.is_none() && *cluster == wire::ClusterReport::default();
         self.delivered > 0 && !unheard && self.cluster.as_ref() != Some(cluster)
+    }
+
+    /// Whether this is worth a heartbeat, too.
+    #[must_use]
+    pub fn is_another_release(&self, release: &wire::ReleaseReport) -> bool {
+        self.delivered > 0 && self.release.as_ref() != Some(release)
+    }
+
+    /// Whether somebody waits for this machine to become another release.
+    #[must_use]
+    pub const fn is_ordered(&self) -> bool {
+        self.ordered
     }
 
     /// Whether this machine has to do with a cluster, as far as a shepherd was told.
@@ -144,11 +165,13 @@ impl Conversation {
             self.wants_report = false;
         }
         self.wants_report |= answer.wants_hardware_report;
+        self.ordered = answer.release_order.is_some();
         if let Some(sent) = sent {
             if sent.installation_report.is_some() {
                 self.installation = None;
             }
             self.cluster = sent.cluster_report.or(self.cluster.take());
+            self.release = sent.release_report.or(self.release.take());
         }
         let refused_installation = answer
             .installation_request
@@ -211,19 +234,43 @@ mod tests {
     }
 
     #[test]
+    fn release_is_said_with_the_hardware_and_when_it_is_another() {
+        let mut talk = conversation();
+        let release = |generation| Some(wire::ReleaseReport { generation, ..Default::default() });
+        let taken = |talk: &mut Conversation| drop(talk.answered(&wire::HeartbeatResponse::default()));
+        assert_eq!(talk.compose(1000, None, none(), release(0)).release_report, None, "the first is empty");
+        taken(&mut talk);
+        assert_eq!(talk.compose(2000, None, none(), release(0)).release_report, release(0));
+        assert_eq!(talk.compose(3000, None, none(), release(0)).release_report, release(0), "nobody took it");
+        taken(&mut talk);
+        assert_eq!(talk.compose(4000, None, none(), release(0)).release_report, None, "it is known");
+        taken(&mut talk);
+        let report = Some(HardwareReport::default());
+        assert_eq!(talk.compose(5000, report, none(), release(0)).release_report, release(0));
+        taken(&mut talk);
+        assert_eq!(talk.compose(6000, None, none(), release(1)).release_report, release(1));
+        taken(&mut talk);
+        assert_eq!(talk.compose(7000, None, none(), None).release_report, None);
+        assert!(!talk.is_ordered());
+        let order = Some(wire::ReleaseOrder::default());
+        drop(talk.answered(&wire::HeartbeatResponse { release_order: order, ..Default::default() }));
+        assert!(talk.is_ordered());
+    }
+
+    #[test]
     fn second_heartbeat_carries_the_report_and_later_ones_only_when_asked() {
         let mut talk = conversation();
         assert!(!talk.wants_report());
-        talk.compose(1000, None, none());
+        talk.compose(1000, None, none(), None);
         assert!(talk.answered(&curious()).first);
         assert!(talk.wants_report());
-        talk.compose(2000, Some(HardwareReport::default()), none());
+        talk.compose(2000, Some(HardwareReport::default()), none(), None);
         assert_eq!(
             talk.answered(&satisfied()),
             Delivered { first: false, with_report: true, refused_installation: None }
         );
         assert!(!talk.wants_report());
-        talk.compose(3000, None, none());
+        talk.compose(3000, None, none(), None);
         talk.answered(&curious());
         assert!(talk.wants_report());
     }
@@ -231,7 +278,7 @@ mod tests {
     #[test]
     fn second_heartbeat_carries_the_report_even_when_nobody_asks() {
         let mut talk = conversation();
-        talk.compose(1000, None, none());
+        talk.compose(1000, None, none(), None);
         talk.answered(&satisfied());
         assert!(talk.wants_report());
     }
@@ -239,41 +286,41 @@ mod tests {
     #[test]
     fn retry_is_the_same_heartbeat_until_it_is_an_interval_old() {
         let mut talk = conversation();
-        let sent = talk.compose(1000, None, none()).clone();
+        let sent = talk.compose(1000, None, none(), None).clone();
         talk.refused(Code::Unavailable);
         assert_eq!(talk.pending(30_999, INTERVAL), Some(&sent));
         assert_eq!(talk.pending(31_000, INTERVAL), None);
-        assert_eq!(talk.compose(31_000, None, none()).seq, 31_000);
+        assert_eq!(talk.compose(31_000, None, none(), None).seq, 31_000);
     }
 
     #[test]
     fn seq_grows_even_when_the_clock_stands_still() {
         let mut talk = conversation();
-        assert_eq!(talk.compose(1000, None, none()).seq, 1000);
+        assert_eq!(talk.compose(1000, None, none(), None).seq, 1000);
         talk.answered(&satisfied());
-        assert_eq!(talk.compose(1000, None, none()).seq, 1001);
+        assert_eq!(talk.compose(1000, None, none(), None).seq, 1001);
         talk.answered(&satisfied());
-        assert_eq!(talk.compose(500, None, none()).seq, 1002);
+        assert_eq!(talk.compose(500, None, none(), None).seq, 1002);
     }
 
     #[test]
     fn older_heartbeat_is_made_anew() {
         let mut talk = conversation();
-        talk.compose(1000, None, none());
+        talk.compose(1000, None, none(), None);
         talk.refused(Code::FailedPrecondition);
         assert_eq!(talk.pending(1000, INTERVAL), None);
-        assert_eq!(talk.compose(1000, None, none()).seq, 1001);
+        assert_eq!(talk.compose(1000, None, none(), None).seq, 1001);
     }
 
     #[test]
     fn refused_report_does_not_silence_the_machine() {
         let mut talk = conversation();
-        talk.compose(1000, None, none());
+        talk.compose(1000, None, none(), None);
         talk.answered(&curious());
-        talk.compose(2000, Some(HardwareReport::default()), none());
+        talk.compose(2000, Some(HardwareReport::default()), none(), None);
         talk.refused(Code::InvalidArgument);
         assert!(!talk.wants_report(), "the next heartbeat goes without");
-        talk.compose(3000, None, none());
+        talk.compose(3000, None, none(), None);
         talk.answered(&curious());
         assert!(talk.wants_report(), "and then it is tried again");
     }
@@ -285,13 +332,13 @@ mod tests {
             ..satisfied()
         };
         let mut talk = conversation();
-        talk.compose(1000, None, none());
+        talk.compose(1000, None, none(), None);
         assert_eq!(talk.answered(&asks(3)).refused_installation, Some(3));
-        let report = talk.compose(2000, None, none()).installation_report.clone().unwrap();
+        let report = talk.compose(2000, None, none(), None).installation_report.clone().unwrap();
         assert_eq!(report.generation, 3);
         assert!(matches!(report.result, Some(wire::installation_report::Result::Failure(_))));
         assert_eq!(talk.answered(&asks(3)).refused_installation, None);
-        assert_eq!(talk.compose(3000, None, none()).installation_report, None);
+        assert_eq!(talk.compose(3000, None, none(), None).installation_report, None);
         assert_eq!(talk.answered(&asks(4)).refused_installation, Some(4));
     }
 
@@ -299,19 +346,19 @@ mod tests {
     fn standing_is_said_with_the_hardware_and_after_each_change() {
         let asked = |generation| wire::ClusterReport { generation, ..none() };
         let mut talk = conversation();
-        assert_eq!(talk.compose(1000, None, asked(1)).cluster_report, None, "the first is empty");
+        assert_eq!(talk.compose(1000, None, asked(1), None).cluster_report, None, "the first is empty");
         talk.answered(&curious());
         let report = Some(HardwareReport::default());
-        assert_eq!(talk.compose(2000, report, none()).cluster_report, Some(none()));
+        assert_eq!(talk.compose(2000, report, none(), None).cluster_report, Some(none()));
         talk.answered(&satisfied());
-        assert_eq!(talk.compose(3000, None, none()).cluster_report, None, "it is known");
+        assert_eq!(talk.compose(3000, None, none(), None).cluster_report, None, "it is known");
         talk.answered(&satisfied());
-        assert_eq!(talk.compose(4000, None, asked(1)).cluster_report, Some(asked(1)));
+        assert_eq!(talk.compose(4000, None, asked(1), None).cluster_report, Some(asked(1)));
         talk.refused(Code::FailedPrecondition);
-        assert_eq!(talk.compose(5000, None, asked(1)).cluster_report, Some(asked(1)), "nobody took it");
+        assert_eq!(talk.compose(5000, None, asked(1), None).cluster_report, Some(asked(1)), "nobody took it");
         talk.answered(&satisfied());
-        assert_eq!(talk.compose(6000, None, asked(1)).cluster_report, None);
+        assert_eq!(talk.compose(6000, None, asked(1), None).cluster_report, None);
         talk.answered(&satisfied());
-        assert_eq!(talk.compose(7000, None, none()).cluster_report, Some(none()), "its disk was lost");
+        assert_eq!(talk.compose(7000, None, none(), None).cluster_report, Some(none()), "its disk was lost");
     }
 }

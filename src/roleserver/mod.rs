@@ -57,3 +57,4 @@ pub mod supervision;
 pub mod systemd;
 pub mod told;
 pub mod trust;
+pub mod update;

@@ -138,11 +138,12 @@ async fn fetch_by(ways: &Ways, way: &Way, sha256: Sha256, path: &Path) -> Result
             let Some(piece) = piece else {
                 return Err(FetchError::Failed(format!("it ended after {there} bytes")));
             };
-            there = there.saturating_add(u64::try_from(piece.bytes.len()).unwrap_or(u64::MAX));
+            let bytes = piece.part.unwrap_or_default().bytes;
+            there = there.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
             if there > piece.size.min(LARGEST) {
                 return Err(FetchError::Failed("it is longer than was said".to_owned()));
             }
-            file.write_all(&piece.bytes).await.map_err(|error| failed(&error))?;
+            file.write_all(&bytes).await.map_err(|error| failed(&error))?;
             size = Some(piece.size);
         }
         Ok(())

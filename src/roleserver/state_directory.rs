@@ -13,6 +13,7 @@
 //! | `last_heartbeat.json` | run | for `roleserver status` |
 //! | `time.json` | enroll, run | what time it was, as a shepherd said |
 //! | `supervisor.json`, `agent.log` | supervise | the detached supervisor |
+//! | `update.json`, `release.json`, `release.part` | run | the release on trial, and how the last one ended ([`crate::roleserver::update`]) |
 //! | `cluster/` | run | its part in a cluster ([`crate::roleserver::cluster::files`]) |
 //! | `children/` | run | programs that run beside it ([`crate::roleserver::child`]) |
 //!

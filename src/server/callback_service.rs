@@ -32,6 +32,7 @@ use crate::model::time::{Rate, unix_milliseconds};
 use crate::proto::agent::v1::agent_callback_server::AgentCallback;
 use crate::proto::agent::v1::{
     ClusterOrder, FetchArtefactRequest, HeartbeatRequest, HeartbeatResponse, InstallationRequest,
+    ReleaseOrder,
 };
 use crate::server::accept::AgentPeer;
 use crate::server::certificate::Authorities;
@@ -279,6 +280,11 @@ impl CallbackService {
             wants_hardware_report: wants.hardware_report,
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
             cluster_order: wants.cluster.and_then(|asked| self.opened(machine, &asked)),
+            release_order: wants.release.map(|asked| ReleaseOrder {
+                generation: asked.generation,
+                sha256: asked.sha256,
+                deadline_seconds: u32::try_from(asked.deadline_seconds).unwrap_or_default(),
+            }),
         }
     }
 }

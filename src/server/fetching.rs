@@ -21,7 +21,7 @@ use crate::bmdb::metrics::{ByResult, Metrics};
 use crate::model::artefact::place;
 use crate::model::declaration::Sha256;
 use crate::model::ids::MachineId;
-use crate::proto::agent::v1::ArtefactPiece;
+use crate::proto::agent::v1::{ArtefactPiece, FilePart};
 
 /// Most that are sent at a time.
 const MOST: usize = 32;
@@ -184,7 +184,7 @@ impl Fetching {
             let failed = piece.is_err();
             let piece = piece.map(|bytes| {
                 offset = offset.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-                ArtefactPiece { bytes, size }
+                ArtefactPiece { part: Some(FilePart { bytes }), size }
             });
             let taken = sender.send_timeout(piece, TAKEN_WITHIN).await;
             if failed || taken.is_err() {
@@ -259,11 +259,14 @@ mod tests {
         while let Some(piece) = pieces.next().await {
             let piece = piece.unwrap();
             assert_eq!(piece.size, 95);
-            bytes += piece.bytes.len();
+            bytes += piece.part.unwrap_or_default().bytes.len();
         }
         assert_eq!((bytes, read.lock().unwrap()[0]), (90, 5));
         let mut nothing = fetching.begin(MachineId::generate(), THERE, 95).await.unwrap();
-        assert_eq!(nothing.next().await.unwrap().unwrap(), ArtefactPiece { bytes: Vec::new(), size: 95 });
+        assert_eq!(
+            nothing.next().await.unwrap().unwrap(),
+            ArtefactPiece { part: Some(FilePart::default()), size: 95 }
+        );
         assert!(nothing.next().await.is_none());
         let code = async |sha256, offset| fetching.begin(MachineId::generate(), sha256, offset).await.err();
         assert_eq!(code(THERE, 96).await.map(|status| status.code()), Some(tonic::Code::OutOfRange));

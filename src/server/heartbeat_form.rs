@@ -7,8 +7,9 @@ use crate::bmdb::change::NewHeartbeat;
 use crate::bmdb::heartbeat::{Heartbeat, InstallationOutcome};
 use crate::model::cluster::state::Report;
 use crate::model::ids::MachineId;
+use crate::model::release::Report as Release;
 use crate::proto::agent::v1::installation_report::Result as Installed;
-use crate::proto::agent::v1::{ClusterReport, HeartbeatRequest, InstallationReport};
+use crate::proto::agent::v1::{ClusterReport, HeartbeatRequest, InstallationReport, ReleaseReport};
 use crate::server::hardware_summary::summarise;
 
 /// Largest hardware report, encoded. One of a server with a thousand disks has some 100 KiB.
@@ -60,8 +61,9 @@ pub fn read_heartbeat(request: HeartbeatRequest, public_key: [u8; 32]) -> Result
         version: request.agent_version,
     };
     let cluster = request.cluster_report.map(cluster_report).transpose()?;
+    let release = request.release_report.map(release_report).transpose()?;
     let access_fence = request.access_fence;
-    Ok(Heartbeat { machine, public_key, beat, hardware, installation, cluster, access_fence })
+    Ok(Heartbeat { machine, public_key, beat, hardware, installation, cluster, release, access_fence })
 }
 
 /// The id that a field holds.
@@ -104,6 +106,19 @@ fn cluster_report(report: ClusterReport) -> Result<Report, MalformedField> {
         error: Some(error).filter(|text| !text.is_empty()),
         epoch: report.epoch,
     })
+}
+
+fn release_report(report: ReleaseReport) -> Result<Release, MalformedField> {
+    if report.generation < 0 {
+        return Err(MalformedField { field: "release_report.generation", problem: "is negative" });
+    }
+    let sha256 = report.sha256.try_into();
+    let sha256 =
+        sha256.map_err(|_| MalformedField { field: "release_report.sha256", problem: "has not 32 bytes" })?;
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    let error: String = report.error.chars().map(shown).take(ERROR_LIMIT).collect();
+    let error = Some(error).filter(|text| !text.is_empty());
+    Ok(Release { generation: report.generation, sha256, error })
 }
 
 fn installation_outcome(report: InstallationReport) -> Result<InstallationOutcome, MalformedField> {

@@ -96,7 +96,7 @@ pub enum Component {
     Initializer,
     /// Brings back machines that fell silent.
     Recoverer,
-    /// Asks providers what became of their machines.
+    /// Asks providers what became of their machines, and rolls releases of the role server out.
     Updater,
     /// Gives machines back.
     Retirer,

@@ -36,6 +36,7 @@ use crate::manager::provisioner::plan::Limits;
 use crate::manager::provisioner::{self, ProvisionerSettings};
 use crate::manager::recoverer::Recoverer;
 use crate::manager::retirer::Retirer;
+use crate::manager::roll_outs;
 use crate::manager::sampler;
 use crate::manager::switcher::Switcher;
 use crate::manager::updater::Updater;
@@ -287,6 +288,8 @@ async fn start_parts(
         }
     }
     if has(Component::Updater) {
+        let (sessions, stop) = (running.sessions.clone(), running.drain.clone());
+        running.workers.spawn(roll_outs::run(sessions, metrics.clone(), stop));
         let updater = Updater { providers: providers.clone() };
         running.spawn_loop(
             updater,

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::curator::identity::{Identity, IdentityError};
 use crate::proto::agent::v1 as wire;
-use crate::roleserver::agent::{Agent, Event as AgentEvent, no_cluster};
+use crate::roleserver::agent::{Agent, Event as AgentEvent, no_cluster, no_release};
 use crate::roleserver::clock::BootClock;
 use crate::roleserver::enrolment::{self, EnrollError};
 use crate::roleserver::known_time::KnownTime;
@@ -109,6 +109,7 @@ pub fn build(
         time: Arc::new(KnownTime::new(clock, None)),
         hardware: Arc::new(move || hardware::report(seed, place, &hostname)),
         cluster: standing.map_or_else(no_cluster, |asked| Arc::new(move || asked.report())),
+        release: no_release(),
         shepherds: node.as_ref().map(|node| node.shepherds.clone()),
         observer,
     };
@@ -151,7 +152,8 @@ fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
             );
             Ok(())
         }
-        AgentEvent::Time { .. } => Ok(()),
+        // It has no release that could be replaced.
+        AgentEvent::Time { .. } | AgentEvent::ReleaseOrder { .. } => Ok(()),
     };
     // A change without an event is never refused.
     let _ = kept;

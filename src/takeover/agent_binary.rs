@@ -63,6 +63,8 @@ pub struct AgentBinary {
     content: Bytes,
     sha256: String,
     architecture: Architecture,
+    /// Digest of another release that stays where it is found.
+    kept: Option<String>,
 }
 
 /// Why a file is no role server program.
@@ -106,7 +108,19 @@ impl AgentBinary {
     pub fn from_content(content: Bytes) -> Result<Self, String> {
         let architecture = read_elf(&content)?;
         let sha256 = hex::encode(ring::digest::digest(&ring::digest::SHA256, &content));
-        Ok(Self { content, sha256, architecture })
+        Ok(Self { content, sha256, architecture, kept: None })
+    }
+
+    /// The same, but a machine that has the release of this digest keeps it: it was updated to that.
+    #[must_use]
+    pub fn keeping(&self, sha256: Option<String>) -> Self {
+        Self { kept: sha256, ..self.clone() }
+    }
+
+    /// Whether a machine with a program of this digest needs no other one.
+    #[must_use]
+    pub fn suffices(&self, sha256: &str) -> bool {
+        self.sha256 == sha256 || self.kept.as_deref() == Some(sha256)
     }
 
     /// The program; a clone shares the memory.
@@ -194,6 +208,17 @@ mod tests {
 
     fn shell() -> Vec<u8> {
         std::fs::read("/bin/sh").unwrap()
+    }
+
+    #[test]
+    fn release_that_a_machine_was_updated_to_is_left_there() {
+        let binary = AgentBinary::from_content(shell().into()).unwrap();
+        let kept = binary.keeping(Some("ab".to_owned()));
+        for (found, plain, keeping) in
+            [(binary.sha256(), true, true), ("ab", false, true), ("cd", false, false)]
+        {
+            assert_eq!((binary.suffices(found), kept.suffices(found)), (plain, keeping), "{found}");
+        }
     }
 
     fn refused(content: Vec<u8>) -> String {

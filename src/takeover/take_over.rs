@@ -273,7 +273,7 @@ async fn on_machine(
         return Err(TakeoverError::WrongArchitecture { address, machine: probe.architecture, agent });
     }
 
-    let uploaded = probe.digest.as_deref() != Some(agent.sha256());
+    let uploaded = probe.digest.as_deref().is_none_or(|digest| !agent.suffices(digest));
     if uploaded {
         if !probe.can_digest {
             return Err(TakeoverError::NoDigestProgram { address });

@@ -706,6 +706,7 @@ fn second_heartbeat(machine: MachineId) -> Arc<[Arc<Heartbeat>]> {
         hardware,
         installation,
         cluster: None,
+        release: None,
         access_fence: 0,
     };
     Arc::from([Arc::new(heartbeat)])

@@ -700,6 +700,7 @@ async fn real_agent_is_heard_and_reports_its_hardware() -> TestResult {
         time: untold()?,
         hardware: Arc::new(report),
         cluster: shepherd::roleserver::agent::no_cluster(),
+        release: shepherd::roleserver::agent::no_release(),
         shepherds: None,
         observer: ignore(),
     };

@@ -32,6 +32,7 @@ fn heartbeat(agent: &TestAgent, boot: &str, sequence: i64) -> Heartbeat {
         hardware: None,
         installation: None,
         cluster: None,
+        release: None,
         access_fence: 0,
     }
 }

@@ -69,4 +69,5 @@ mod test_database;
 mod traces;
 mod two_shepherds;
 mod unproven;
+mod updates;
 mod wrong_clock;

@@ -235,6 +235,7 @@ async fn report(kit: &Kit, machine: MachineId, sequence: i64) -> Result<Outcome>
         hardware: None,
         installation: None,
         cluster: None,
+        release: None,
         access_fence: 0,
     };
     let group: Arc<[Arc<Report>]> = Arc::new([Arc::new(heartbeat)]);

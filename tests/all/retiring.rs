@@ -409,6 +409,7 @@ async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing
             hardware: None,
             installation: None,
             cluster: None,
+            release: None,
             access_fence: 0,
         });
         let plain = kit.bmdb.store_group(1, std::sync::Arc::new([report.clone()])).await?;

@@ -22,11 +22,13 @@ use self::odd_disk::OddDisk;
 use crate::harness::aloud::TestResult;
 use crate::harness::child::Detached;
 use crate::harness::port::reserved;
+use crate::harness::program::own_role_server;
 use crate::harness::promtool::promtool;
 
 pub(crate) mod callback;
 mod children;
 mod odd_disk;
+mod updating;
 
 const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -34,6 +36,8 @@ const PATIENCE: Duration = Duration::from_mins(5);
 pub(crate) struct Machine {
     directory: tempfile::TempDir,
     pub(crate) environment: Vec<(&'static str, String)>,
+    /// Its role server's program.
+    pub(crate) program: PathBuf,
     _detached: Detached,
 }
 
@@ -41,7 +45,16 @@ impl Machine {
     pub(crate) fn new() -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let detached = Detached::naming(&directory.path().join("state"))?;
-        Ok(Self { directory, environment: Vec::new(), _detached: detached })
+        let program = env!("CARGO_BIN_EXE_roleserver").into();
+        Ok(Self { directory, environment: Vec::new(), program, _detached: detached })
+    }
+
+    /// One with a program of its own, which may be replaced.
+    pub(crate) fn with_own_program() -> Result<Self> {
+        let mut machine = Self::new()?;
+        machine.program = machine.directory.path().join("roleserver");
+        own_role_server(&machine.program)?;
+        Ok(machine)
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -53,7 +66,7 @@ impl Machine {
     }
 
     pub(crate) fn command(&self, verb: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_roleserver"));
+        let mut command = Command::new(&self.program);
         command.arg(verb).arg("--state_dir").arg(self.path());
         command.env_remove("ROLESERVER_SUPERVISION").env_remove("ROLESERVER_LOG");
         command.envs(self.environment.iter().cloned());
@@ -142,7 +155,7 @@ fn session_of(pid: i32) -> Result<i32> {
     Ok(fields.split_whitespace().nth(3).context("no session")?.parse()?)
 }
 
-fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
+pub(crate) fn request(callback: &Callback, fence: i64) -> wire::EnrollRequest {
     wire::EnrollRequest {
         machine_id: "0b1a4a52-4a5c-4b66-8a5e-000000000001".to_owned(),
         endpoints: vec![callback.endpoint.clone()],
@@ -357,8 +370,14 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestR
         let words = line.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).split_whitespace();
         words.take(2).collect::<Vec<_>>().join(" ")
     });
-    let expected =
-        ["root healthy", "callback healthy", "cluster healthy", "metrics healthy", "status healthy"];
+    let expected = [
+        "root healthy",
+        "callback healthy",
+        "cluster healthy",
+        "metrics healthy",
+        "status healthy",
+        "update healthy",
+    ];
     assert_eq!(states.collect::<Vec<_>>(), expected, "{text}");
 
     let metrics = String::from_utf8(machine.command("metrics").output()?.stdout)?;

@@ -53,7 +53,7 @@ impl Seen {
             }
             Event::SettingsWork => self.proven = true,
             Event::SettingsRefused { reason } => self.failed.push(reason.clone()),
-            Event::Time { .. } | Event::ClusterOrder { .. } => {}
+            Event::Time { .. } | Event::ClusterOrder { .. } | Event::ReleaseOrder { .. } => {}
         }
     }
 }
@@ -118,6 +118,7 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
             time: untold()?,
             hardware: Arc::new(HardwareReport::default),
             cluster: shepherd::roleserver::agent::no_cluster(),
+            release: shepherd::roleserver::agent::no_release(),
             shepherds: None,
             observer: Arc::new(move |event| {
                 if let Ok(mut seen) = own.lock() {

@@ -128,6 +128,7 @@ mod tests {
                 open_sessions: 1,
                 newer_fence: None,
                 cluster: None,
+                release: None,
             })
         };
         let stays = why(&facts);

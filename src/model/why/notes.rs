@@ -39,6 +39,7 @@ pub(super) fn notes(view: &MachineView, due: &Due, now: Timestamp) -> Vec<String
         }
     }
     notes.extend(view.cluster.as_ref().map(PartOfCluster::note));
+    notes.extend(view.release.clone());
     notes.extend(hold_of(facts, due, now));
     notes.extend(facts.priority.as_ref().filter(|said| said.holds_at(now)).map(|said| said.sentence(now)));
     notes.extend(silence(facts, due, now));

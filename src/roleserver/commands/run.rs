@@ -12,6 +12,8 @@
 //! * `cluster`: the node's part in a cluster, once it is asked to have one.
 //! * `status`: tells `roleserver status` about the tree.
 //! * `metrics`: tells `roleserver metrics` what is counted.
+//! * `update`: fetches another release when one is ordered; this process becomes it then
+//!   ([`crate::roleserver::update`]).
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,15 +40,19 @@ use crate::roleserver::running::{Process, program_digest};
 use crate::roleserver::shepherds::Shepherds;
 use crate::roleserver::state_directory::{LastHeartbeat, Learned, Lock, StateDirectory, StateError};
 use crate::roleserver::told;
+use crate::roleserver::update::release::{Handover, Release};
 use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::report::Report;
 use crate::supervisor::supervise::{self, Supervisor};
 use crate::supervisor::value::Value;
 
+/// How long the parts of a role server may take to end before it becomes another program.
+const HANDOVER: Duration = Duration::from_secs(10);
+
 /// Runs the agent until SIGTERM or SIGINT.
 pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     let state = StateDirectory::open(state_directory).map_err(CommandError::failed)?;
-    let _held = state.lock(Lock::Agent).map_err(CommandError::failed)?;
+    let held = state.lock(Lock::Agent).map_err(CommandError::failed)?;
     let not_enrolled = || {
         CommandError::Failed(format!(
             "this machine is not enrolled: {} holds no enrolment with its key; a shepherd enrols it",
@@ -63,6 +69,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     });
     let time = Arc::new(KnownTime::new(Arc::new(clock.clone()), told));
     let digest = program_digest(Path::new("/proc/self/exe")).map_err(CommandError::failed)?;
+    let release = Release::at_start(state.path(), &digest, &clock);
     let record = Process::this(enrolment.revision, digest).map_err(CommandError::failed)?;
     // An enrolment finds the agent by its record. On a disk that is full or can only be read the
     // machine calls all the same, and the record is tried again with each heartbeat.
@@ -78,6 +85,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     let keeper = Keeper {
         heard: heard.clone(),
         asked,
+        release: release.clone(),
         state: state.clone(),
         clock: clock.clone(),
         incarnation,
@@ -102,6 +110,10 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         time,
         hardware: Arc::new(|| hardware::read(&Sources::host())),
         cluster: Arc::new(move || standing.report()),
+        release: {
+            let release = release.clone();
+            Arc::new(move || Some(release.report()))
+        },
         shepherds: Some(shepherds.clone()),
         observer: Arc::new(move |event| keeper.hear(event)),
     };
@@ -116,38 +128,55 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
             boot_id: agent.clock.boot_id(),
             clock: Clock::host(),
             leaving: leaving.clone(),
-            shepherds,
+            shepherds: shepherds.clone(),
         },
         &facts,
     );
 
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandError::failed)?;
-    let root = {
-        let (state, enrolment) = (state.clone(), enrolment.clone());
-        Runnable::new(move |starting: Starting| {
-            let callback = callback(agent.clone(), state.clone(), enrolment.clone(), heard.clone());
-            let status = told::telling(state.path(), told::STATUS, Report::to_string);
-            let metrics = {
-                let facts = facts.clone();
-                told::telling(state.path(), told::METRICS, move |tree| {
-                    metrics::text(tree, &Known::of(&facts))
-                })
-            };
-            let cluster = cluster.clone();
-            async move {
-                starting.start("callback", callback)?;
-                starting.start("cluster", cluster)?;
-                starting.start("status", status)?;
-                starting.start("metrics", metrics)?;
-                Err(starting.healthy().scope().cancelled().await.into())
-            }
-        })
-    };
-    let ended = runtime.block_on(until_asked_to_end(root, &leaving));
+    let counted = move |tree: &Report| metrics::text(tree, &Known::of(&facts));
+    let root = root(
+        (agent, heard),
+        (state.clone(), enrolment),
+        [
+            ("cluster", cluster),
+            ("metrics", told::telling(state.path(), told::METRICS, counted)),
+            ("update", release.follow(shepherds)),
+        ],
+    );
+    let ended = runtime.block_on(until_asked_to_end(root, &leaving, &release));
     // A disk that hangs under the hardware reader must not hold up the end.
     runtime.shutdown_timeout(Duration::from_millis(100));
-    ended.map_err(CommandError::failed)
+    match ended.map_err(CommandError::failed)? {
+        None => Ok(()),
+        Some(handover) => {
+            // Whoever this process becomes is the agent then.
+            drop(held);
+            Err(CommandError::failed(release.become_it(&handover)))
+        }
+    }
+}
+
+/// Everything that runs.
+fn root(
+    (agent, heard): (Agent, Value<()>),
+    (state, enrolment): (StateDirectory, Enrolment),
+    others: [(&'static str, Runnable); 3],
+) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let callback = callback(agent.clone(), state.clone(), enrolment.clone(), heard.clone());
+        let status = told::telling(state.path(), told::STATUS, Report::to_string);
+        let others = others.clone();
+        async move {
+            starting.start("callback", callback)?;
+            for (name, other) in others {
+                starting.start(name, other)?;
+            }
+            starting.start("status", status)?;
+            Err(starting.healthy().scope().cancelled().await.into())
+        }
+    })
 }
 
 /// What was learned last for this enrolment, and what to fall back to.
@@ -182,29 +211,40 @@ fn callback(agent: Agent, state: StateDirectory, enrolment: Enrolment, heard: Va
     })
 }
 
-async fn until_asked_to_end(root: Runnable, leaving: &CancellationToken) -> std::io::Result<()> {
+/// Runs until this process is asked to end, or has to become another program.
+async fn until_asked_to_end(
+    root: Runnable,
+    leaving: &CancellationToken,
+    release: &Release,
+) -> std::io::Result<Option<Handover>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
     let tree = Supervisor::start(root, supervise::Settings::default());
-    loop {
+    let handover = loop {
         tokio::select! {
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break None,
+            _ = interrupt.recv() => break None,
+            handover = release.handed_over() => break Some(handover),
             // The end of a terminal is not the end of the machine.
             _ = hangup.recv() => {}
         }
-    }
+    };
     // What runs beside us goes on, for whoever comes after us.
     leaving.cancel();
-    tree.stop().await;
-    Ok(())
+    match &handover {
+        None => tree.stop().await,
+        // What does not end in order ends with this program.
+        Some(_) => drop(tokio::time::timeout(HANDOVER, tree.stop()).await),
+    }
+    Ok(handover)
 }
 
 /// Keeps and says what the loop tells.
 struct Keeper {
     heard: Value<()>,
     asked: Asked,
+    release: Release,
     state: StateDirectory,
     clock: HostClock,
     incarnation: Uuid,
@@ -226,6 +266,7 @@ impl Keeper {
         match event {
             Event::Delivered { endpoint, delivered, .. } => {
                 self.heard.set(());
+                self.release.heard();
                 let recovered = memory.last_error.take().is_some();
                 if delivered.first || recovered {
                     tracing::info!(%endpoint, "heartbeat delivered");
@@ -261,6 +302,7 @@ impl Keeper {
                 tracing::error!(reason, "the shepherd sent settings that cannot be used; the old ones stay");
             }
             Event::ClusterOrder { order } => self.asked.hear(order),
+            Event::ReleaseOrder { order } => self.release.hear(order),
             Event::Time { told } => complain(self.state.keep_told_time(told)),
         }
     }

@@ -98,6 +98,11 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Clusters/Approve", Role::Operator, About::Fleet),
     // What the cluster kept is gone for good.
     rule("shepherd.fleet.v1.Clusters/Delete", Role::Admin, About::Fleet),
+    rule("shepherd.fleet.v1.Updates/List", Role::Viewer, About::Fleet),
+    rule("shepherd.fleet.v1.Updates/Create", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.Updates/Pause", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.Updates/Resume", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.Updates/Abort", Role::Operator, About::Fleet),
     rule("shepherd.fleet.v1.Policy/Get", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Plan/Get", Role::Viewer, About::Machines),
     rule("shepherd.fleet.v1.Issues/List", Role::Viewer, About::Fleet),

@@ -65,7 +65,8 @@ impl Artefacts for ArtefactsService {
     ) -> Result<Response<v1::PutPieceResponse>, Status> {
         let asked = request.into_inner();
         let sha256 = digest(&asked.sha256)?;
-        self.site.bmdb.put_piece(sha256, asked.number, asked.piece).await.map_err(of_bmdb)?;
+        let piece = asked.piece.unwrap_or_default().bytes;
+        self.site.bmdb.put_piece(sha256, asked.number, piece).await.map_err(of_bmdb)?;
         Ok(Response::new(v1::PutPieceResponse {}))
     }
 

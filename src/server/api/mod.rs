@@ -52,6 +52,7 @@ pub mod site;
 pub mod switching;
 pub mod texts;
 pub mod transcode;
+pub mod updates;
 pub mod watch;
 pub mod watches;
 pub mod whole;

@@ -51,6 +51,7 @@ use crate::proto::fleet::v1::providers_server::ProvidersServer;
 use crate::proto::fleet::v1::schedule_server::ScheduleServer;
 use crate::proto::fleet::v1::sessions_server::SessionsServer;
 use crate::proto::fleet::v1::statistics_server::StatisticsServer;
+use crate::proto::fleet::v1::updates_server::UpdatesServer;
 use crate::proto::fleet::v1::work_server::WorkServer;
 use crate::server::api::approvals::ApprovalsService;
 use crate::server::api::artefacts::{ArtefactsService, PUT_LIMIT};
@@ -68,6 +69,7 @@ use crate::server::api::openapi;
 use crate::server::api::outlook::OutlookService;
 use crate::server::api::site::Site;
 use crate::server::api::transcode::{self, REQUEST_LIMIT, Transcoder};
+use crate::server::api::updates::UpdatesService;
 use crate::server::api::watches::Watches;
 use crate::server::api::whole::Whole;
 use crate::server::callback_server::host_of;
@@ -254,6 +256,10 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         )
         .add_service(
             ClustersServer::new(ClustersService { site: site.clone() })
+                .max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            UpdatesServer::new(UpdatesService { site: site.clone() })
                 .max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(

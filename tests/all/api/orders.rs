@@ -142,6 +142,8 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Machines/Prioritize" => json!({ "machine": machine, "level": "urgent", "after": "2h" }),
         "Approvals/Approve" => json!({ "approval": credential }),
         "Budgets/Set" => json!({ "kind": "reboot", "most": 3, "window": "5m" }),
+        "Updates/Create" => json!({ "release": "release", "select": "" }),
+        "Updates/Pause" | "Updates/Resume" | "Updates/Abort" => json!({ "id": "u1" }),
         "Artefacts/Add" => json!({ "sha256": ARTEFACT, "name": "abc" }),
         "Artefacts/Delete" => json!({ "artefact": "abc" }),
         "Clusters/Create" => json!({ "name": "ams", "controlPlane": 3, "workers": 1, "select": "cpus>=4" }),
@@ -197,10 +199,19 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     .bind(other.id)
     .execute(&api.pool)
     .await?;
+    // Something to roll out, and what is being rolled out already.
+    for statement in [
+        "INSERT INTO artefact VALUES (decode(repeat('cd', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'release',
+             clock_timestamp(), 'kim')",
+        "INSERT INTO roll_out VALUES ('u1', decode(repeat('cd', 32), 'hex'), 'release', '', 1, 60, clock_timestamp(), 'kim',
+             'a try', NULL, NULL, NULL)",
+    ] {
+        sqlx::query(statement).execute(&api.pool).await?;
+    }
     // Something to add.
     let begin = json!({ "sha256": ARTEFACT, "size": 3 });
     api.call(Some(&admin.token), "Artefacts/Begin", begin).await?.ok()?;
-    let piece = json!({ "sha256": ARTEFACT, "number": 0, "piece": "YWJj" });
+    let piece = json!({ "sha256": ARTEFACT, "number": 0, "piece": { "bytes": "YWJj" } });
     api.call(Some(&admin.token), "Artefacts/Put", piece).await?.ok()?;
     let mut tried = 0;
     for service in DescriptorPool::decode(DESCRIPTORS)?.services() {

@@ -37,6 +37,8 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("get brakes", &[&[]]),
     ("cluster get", &[&[]]),
     ("artefacts get", &[&[]]),
+    ("update get", &[&[]]),
+    ("update describe", &[&["u1"]]),
     ("cluster describe", &[&["ams"]]),
     ("cluster snapshots", &[&["ams"]]),
     ("describe machine", &[&["M"]]),
@@ -144,6 +146,9 @@ async fn populate(api: &Api) -> anyhow::Result<String> {
                    \"restarts\": 7, \"message\": \"it ended with 1\"}]' FROM cluster",
         "INSERT INTO artefact VALUES (decode(repeat('ab', 32), 'hex'), 600000, gen_random_uuid(), clock_timestamp(), 'one',
              clock_timestamp(), 'kim'), (decode(repeat('cd', 32), 'hex'), 7, gen_random_uuid(), clock_timestamp(), NULL, NULL, NULL)",
+        "INSERT INTO roll_out VALUES ('u1', decode(repeat('ab', 32), 'hex'), 'one', 'cpus>=4', 1, 60, clock_timestamp(),
+             'kim', 'a try', 'm1: no', NULL, NULL)",
+        "INSERT INTO roll_out_machine VALUES ('u1', $1, 'failed', 1, 'no', clock_timestamp(), TRUE)",
         "INSERT INTO cluster_declaration SELECT cluster_id, 'web', 'x', decode(repeat('ab', 32), 'hex'), '[\"server\"]',
                 clock_timestamp(), 'kim', NULL FROM cluster",
         "INSERT INTO cluster_snapshot

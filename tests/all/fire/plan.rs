@@ -476,6 +476,7 @@ impl Site {
                     hardware: None,
                     installation: None,
                     cluster: None,
+                    release: None,
                     access_fence: 0,
                 })
             })

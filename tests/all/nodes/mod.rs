@@ -7,3 +7,4 @@ mod renewal;
 mod restoring;
 mod roles;
 mod services;
+mod updating;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use shepherd::roleserver::cluster::files::Files;
 use shepherd::roleserver::cluster::order::{Order, What};
 use shepherd::roleserver::cluster::worker::{Settings, worker};
 use shepherd::roleserver::enrolment::{self, Enrolment};
+use shepherd::roleserver::running::Instance;
 use shepherd::roleserver::shepherds::Shepherds;
 use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::supervisor::backoff::Backoff;
@@ -121,6 +122,12 @@ impl Node {
 
     /// Starts its role server as the program that it is on a machine, enrolled with a shepherd that is away.
     pub(crate) fn start_apart(&mut self) -> Result<()> {
+        let away = enrolment::Settings::new(&[reserved()?.to_string()], &[], 0);
+        self.start_program(Path::new(LAUNCHER), away.map_err(anyhow::Error::msg)?)
+    }
+
+    /// The same with this program, enrolled so unless it was before.
+    pub(crate) fn start_program(&mut self, program: &Path, settings: enrolment::Settings) -> Result<()> {
         ensure!(self.running.is_none(), "it runs");
         let state = StateDirectory::open(self.directory.path())?;
         if state.enrolment()?.is_none() {
@@ -130,16 +137,21 @@ impl Node {
                 bmdb_id: Uuid::new_v4(),
                 fences: BTreeMap::new(),
                 holders: BTreeMap::new(),
-                settings: enrolment::Settings::new(&[reserved()?.to_string()], &[], 0)
-                    .map_err(anyhow::Error::msg)?,
+                settings,
                 revision: 1,
             })?;
         }
-        let mut command = guarded(LAUNCHER);
+        let mut command = guarded(program);
         command.arg("run").arg("--state_dir").arg(self.directory.path());
         let program = Program::spawn_logged(&mut command, &self.directory.path().join("run.log"))?;
         self.running = Some(Running::Apart(program));
         Ok(())
+    }
+
+    /// The process of its role server, as that has written it down.
+    pub(crate) fn role_server(&self) -> Result<Option<Instance>> {
+        let state = StateDirectory::at(self.directory.path().to_owned());
+        Ok(state.agent()?.map(|process| process.instance))
     }
 
     /// Kills its role server outright, and nothing else.

@@ -58,7 +58,7 @@ fn every(milliseconds: u64, probe: wire::health_check::Probe) -> wire::HealthChe
     wire::HealthCheck { probe: Some(probe), interval_ms: milliseconds, timeout_ms: 0, failures: 2 }
 }
 
-fn web(at: SocketAddr, text: &str) -> wire::Service {
+pub(super) fn web(at: SocketAddr, text: &str) -> wire::Service {
     let http = wire::HttpCheck { port: at.port().into(), path: "/".to_owned() };
     wire::Service {
         name: "server".to_owned(),
@@ -73,7 +73,7 @@ fn web(at: SocketAddr, text: &str) -> wire::Service {
 }
 
 /// What is answered to a request; all of it within the limit of a connection.
-fn ask(at: SocketAddr) -> Result<String> {
+pub(super) fn ask(at: SocketAddr) -> Result<String> {
     let mut stream = TcpStream::connect(at)?;
     stream.set_read_timeout(Some(Duration::from_mins(1)))?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")?;
@@ -85,14 +85,14 @@ fn ask(at: SocketAddr) -> Result<String> {
 }
 
 /// Asks again and again, and counts what is not answered.
-struct Traffic {
+pub(super) struct Traffic {
     over: Arc<AtomicBool>,
     asked: Arc<AtomicU32>,
     asking: std::thread::JoinHandle<Vec<String>>,
 }
 
 impl Traffic {
-    fn start(at: SocketAddr) -> Self {
+    pub(super) fn start(at: SocketAddr) -> Self {
         let (over, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
         let asking = std::thread::spawn({
             let (over, asked) = (over.clone(), asked.clone());
@@ -109,7 +109,7 @@ impl Traffic {
         Self { over, asked, asking }
     }
 
-    fn end(self) -> Result<(u32, Vec<String>)> {
+    pub(super) fn end(self) -> Result<(u32, Vec<String>)> {
         self.over.store(true, Ordering::SeqCst);
         let failures = self.asking.join().map_err(|_| anyhow::anyhow!("it panicked"))?;
         Ok((self.asked.load(Ordering::SeqCst), failures))
@@ -145,7 +145,7 @@ fn serve_part(mut stream: TcpStream, content: &[u8]) -> Result<()> {
 }
 
 /// Declares a role; gives its revision.
-async fn declare(owner: &Owner, role: &str, services: &[wire::Service]) -> Result<u64> {
+pub(super) async fn declare(owner: &Owner, role: &str, services: &[wire::Service]) -> Result<u64> {
     let declaration = wire::Declaration { role: role.to_owned(), services: services.to_vec(), revision: 0 };
     let mut declarations = DeclarationsClient::new(owner.curators()?.channel());
     let request = wire::PutDeclarationRequest { declaration: Some(declaration), expected_revision: None };
@@ -179,19 +179,24 @@ async fn until_status(
     last.context("no status")
 }
 
-async fn until_well(owner: &Owner, node: &Node, service: &str, revision: u64) -> Result<wire::ServiceStatus> {
+pub(super) async fn until_well(
+    owner: &Owner,
+    node: &Node,
+    service: &str,
+    revision: u64,
+) -> Result<wire::ServiceStatus> {
     let well = |status: &wire::ServiceStatus| {
         status.kind() == Kind::Healthy && status.declaration_revision == revision
     };
     until_status(owner, node, service, well).await
 }
 
-fn instance(node: &Node, child: &str) -> Result<Instance> {
+pub(super) fn instance(node: &Node, child: &str) -> Result<Instance> {
     Ok(node.child(child).with_context(|| format!("{child} is not there"))?.instance)
 }
 
 /// Waits until nothing is left of any service: no process, no directory, no word of it.
-async fn until_nothing_is_left(owner: &Owner, node: &Node) -> Result<()> {
+pub(super) async fn until_nothing_is_left(owner: &Owner, node: &Node) -> Result<()> {
     let mut last = String::new();
     let waited = until("nothing is left of services", async || {
         let children: Vec<String> = node.children().into_iter().filter(|name| name.contains('_')).collect();
@@ -204,7 +209,7 @@ async fn until_nothing_is_left(owner: &Owner, node: &Node) -> Result<()> {
 }
 
 /// A cluster of one node.
-async fn founded() -> Result<(Owner, Node)> {
+pub(super) async fn founded() -> Result<(Owner, Node)> {
     let (mut owner, mut node) = (Owner::new()?, Node::new()?);
     node.ask(owner.found())?;
     node.start()?;

@@ -32,11 +32,21 @@ pub(crate) struct Callback {
     pub(crate) ca: Vec<u8>,
     heard: Arc<Mutex<Vec<Heard>>>,
     connections: Arc<AtomicUsize>,
-    _runtime: tokio::runtime::Runtime,
+    files: Files,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Drop for Callback {
+    fn drop(&mut self) {
+        // Also where nobody may wait for its end: in a test that is asynchronous itself.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// What it sends, by digest.
-type Files = Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>;
+type Files = Arc<Mutex<HashMap<Vec<u8>, Arc<Vec<u8>>>>>;
 
 struct Service {
     heard: Arc<Mutex<Vec<Heard>>>,
@@ -59,7 +69,10 @@ impl AgentCallback for Service {
         tokio::spawn(async move {
             let offset = usize::try_from(asked.offset).unwrap_or_default();
             for piece in file[offset..].chunks(64 << 10) {
-                let piece = wire::ArtefactPiece { bytes: piece.to_vec(), size: file.len() as u64 };
+                let piece = wire::ArtefactPiece {
+                    part: Some(wire::FilePart { bytes: piece.to_vec() }),
+                    size: file.len() as u64,
+                };
                 if sender.send(Ok(piece)).await.is_err() {
                     return;
                 }
@@ -144,7 +157,8 @@ impl Callback {
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
         let endpoint = listener.local_addr()?.to_string();
         let heard = Arc::new(Mutex::new(Vec::new()));
-        let service = Service { heard: heard.clone(), reply: Arc::new(reply), files: Files::default() };
+        let files = Files::default();
+        let service = Service { heard: heard.clone(), reply: Arc::new(reply), files: files.clone() };
         let (sender, streams) = tokio::sync::mpsc::channel(8);
         let connections = Arc::new(AtomicUsize::new(0));
         let counted = connections.clone();
@@ -164,7 +178,15 @@ impl Callback {
                 .add_service(AgentCallbackServer::new(service))
                 .serve_with_incoming(ReceiverStream::new(streams)),
         );
-        Ok(Self { endpoint, ca, heard, connections, _runtime: runtime })
+        Ok(Self { endpoint, ca, heard, connections, files, runtime: Some(runtime) })
+    }
+
+    /// Sends this file from now on; gives its digest.
+    pub(crate) fn serve(&self, bytes: Vec<u8>) -> Result<Vec<u8>> {
+        let digest = ring::digest::digest(&ring::digest::SHA256, &bytes).as_ref().to_vec();
+        let mut files = self.files.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
+        files.insert(digest.clone(), Arc::new(bytes));
+        Ok(digest)
     }
 
     /// How often somebody connected.

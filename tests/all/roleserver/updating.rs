@@ -1,0 +1,222 @@
+//! Another release of the role server: tried, kept when a shepherd has heard it, and given up by the machine itself.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context as _, Result};
+use shepherd::proto::agent::v1 as wire;
+use shepherd::roleserver::clock::{BootClock as _, HostClock};
+use shepherd::roleserver::running::{Instance, program_digest};
+use shepherd::roleserver::update::decision::{Concluded, Trial};
+use shepherd::roleserver::update::files::UpdateFiles;
+
+use super::callback::Callback;
+use super::{Machine, request, signal, wait_for};
+use crate::harness::aloud::TestResult;
+
+/// A shepherd that orders releases.
+struct Orders {
+    callback: Callback,
+    order: Arc<Mutex<Option<wire::ReleaseOrder>>>,
+}
+
+impl Orders {
+    fn start() -> Result<Self> {
+        let order = Arc::<Mutex<Option<wire::ReleaseOrder>>>::default();
+        let given = order.clone();
+        let callback = Callback::start(move |request| {
+            Ok(wire::HeartbeatResponse {
+                wants_hardware_report: request.hardware_report.is_none(),
+                release_order: given.lock().map_or(None, |order| order.clone()),
+                ..Default::default()
+            })
+        })?;
+        Ok(Self { callback, order })
+    }
+
+    fn give(&self, generation: i64, sha256: &[u8], deadline_seconds: u32) -> Result<()> {
+        let order = wire::ReleaseOrder { generation, sha256: sha256.to_vec(), deadline_seconds };
+        *self.order.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(order);
+        Ok(())
+    }
+
+    /// What it is told once this order has ended.
+    fn ended(&self, machine: &Machine, generation: i64) -> Result<wire::ReleaseReport> {
+        let ended = wait_for("the end of an order", || {
+            let reports = self.callback.heard().into_iter().filter_map(|heard| heard.request.release_report);
+            Ok(reports.last().filter(|report| report.generation == generation))
+        });
+        ended.with_context(|| std::fs::read_to_string(machine.state().log_path()).unwrap_or_default())
+    }
+}
+
+fn digest(path: &Path) -> Result<Vec<u8>> {
+    Ok(hex::decode(program_digest(path)?)?)
+}
+
+fn another(program: &Path, with: &[u8]) -> Result<Vec<u8>> {
+    Ok([&std::fs::read(program)?[..], with].concat())
+}
+
+fn beside(program: &Path, what: &str) -> std::path::PathBuf {
+    let mut name = program.as_os_str().to_owned();
+    name.push(what);
+    name.into()
+}
+
+#[test]
+fn release_that_is_heard_stays_and_outlives_its_process() -> TestResult {
+    let orders = Orders::start()?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&request(&orders.callback, 1))?;
+    let (former, process) = (digest(&machine.program)?, machine.agent()?);
+    let release = orders.callback.serve(another(&machine.program, b"2")?)?;
+    orders.give(1, &release, 120)?;
+    let report = orders.ended(&machine, 1)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &release));
+    assert_eq!(machine.agent()?.instance, process.instance, "it is the same process");
+    assert_eq!(digest(&machine.program)?, release, "it is started from now on");
+    assert_eq!(digest(&beside(&machine.program, ".previous"))?, former);
+    let files = UpdateFiles::of(&machine.path());
+    assert_eq!(files.trial(), None);
+
+    // A second one, by a process that has become another program before.
+    let second = orders.callback.serve(another(&machine.program, b"3")?)?;
+    orders.give(2, &second, 120)?;
+    let report = orders.ended(&machine, 2)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &second));
+    assert_eq!(machine.agent()?.instance, process.instance);
+
+    signal(process.pid, rustix::process::Signal::KILL);
+    let next = wait_for("the next process", || {
+        Ok(machine.state().agent()?.filter(|agent| agent.instance != process.instance))
+    })?;
+    assert_eq!(hex::decode(&next.program_sha256)?, second);
+    // What runs already is what was ordered; an older order is nothing.
+    orders.give(3, &second, 120)?;
+    let report = orders.ended(&machine, 3)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &second));
+    assert_eq!(machine.agent()?.instance, next.instance);
+    Ok(())
+}
+
+#[test]
+fn release_that_is_no_good_is_given_up_by_the_machine_itself() -> TestResult {
+    let orders = Orders::start()?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&request(&orders.callback, 1))?;
+    let former = digest(&machine.program)?;
+    let half = std::fs::read(&machine.program)?;
+    let half = half[..half.len() / 2].to_vec();
+    let bad: [(&str, Vec<u8>, &str); 4] = [
+        ("no program", b"what is this".to_vec(), ""),
+        ("ends at once", b"#!/bin/sh\nexit 1\n".to_vec(), "ended before a shepherd had heard it"),
+        ("half a program", half, ""),
+        ("says nothing", b"#!/bin/sh\nexec sleep 1000\n".to_vec(), "no shepherd heard it within 4 s"),
+    ];
+    for ((what, bytes, said), generation) in bad.into_iter().zip(1..) {
+        let release = orders.callback.serve(bytes)?;
+        orders.give(generation, &release, if what == "says nothing" { 4 } else { 60 })?;
+        let report = orders.ended(&machine, generation)?;
+        assert!(!report.error.is_empty() && report.error.contains(said), "{what}: {report:?}");
+        assert_eq!(report.sha256, former, "{what}: {report:?}");
+        assert_eq!(digest(&machine.program)?, former, "{what}");
+        assert_eq!(UpdateFiles::of(&machine.path()).trial(), None, "{what}");
+        assert!(!beside(&machine.program, ".candidate").exists(), "{what}");
+    }
+    // It is heard, and is not tried again: the order stands, and nothing comes of it.
+    let process = machine.agent()?;
+    let before = orders.callback.heard().len();
+    wait_for("more heartbeats", || Ok((orders.callback.heard().len() > before + 4).then_some(())))?;
+    assert_eq!(machine.agent()?, process);
+    // What nobody has is given up in time, and a good one is good.
+    orders.give(5, &[7; 32], 3)?;
+    let report = orders.ended(&machine, 5)?;
+    assert!(report.error.contains("could not be fetched: no shepherd has it"), "{report:?}");
+    let release = orders.callback.serve(another(&machine.program, b"2")?)?;
+    orders.give(6, &release, 120)?;
+    let report = orders.ended(&machine, 6)?;
+    assert_eq!((report.error.as_str(), &report.sha256), ("", &release));
+    wait_for("the watchdogs' ends", || Ok((machine.processes()?.len() == 2).then_some(())))?;
+    Ok(())
+}
+
+#[test]
+fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult {
+    let orders = Orders::start()?;
+    let machine = Machine::with_own_program()?;
+    machine.enroll(&request(&orders.callback, 1))?;
+    let files = UpdateFiles::of(&machine.path());
+    let (former, clock) = (program_digest(&machine.program)?, HostClock::read()?);
+    let candidate = beside(&machine.program, ".candidate");
+    let release = another(&machine.program, b"2")?;
+    let sha256 = hex::encode(orders.callback.serve(release.clone())?);
+    let trial = |generation, until_ms| {
+        Ok::<_, anyhow::Error>(Trial {
+            generation,
+            sha256: sha256.clone(),
+            former: former.clone(),
+            stable: machine.program.clone(),
+            candidate: candidate.clone(),
+            boot_id: clock.boot_id(),
+            until_ms,
+            patience_ms: 1_000,
+            instance: Instance { pid: 1, start_time: 1, boot_id: clock.boot_id() },
+        })
+    };
+    let restart = || -> Result<()> {
+        let process = machine.agent()?;
+        signal(process.pid, rustix::process::Signal::KILL);
+        wait_for("the next process", || {
+            Ok(machine.state().agent()?.filter(|agent| agent.instance != process.instance).map(drop))
+        })
+    };
+    let later = clock.milliseconds() + 600_000;
+
+    // The candidate lies there, and nothing is written down.
+    std::fs::write(&candidate, &release)?;
+    restart()?;
+    assert_eq!((files.concluded(), digest(&machine.program)?), (Concluded::default(), hex::decode(&former)?));
+    // It is written down, and was never begun or has ended.
+    files.write_trial(&trial(1, later)?)?;
+    restart()?;
+    let report = orders.ended(&machine, 1)?;
+    assert!(report.error.contains("it ended before"), "{report:?}");
+    assert_eq!((hex::encode(&report.sha256), files.trial()), (former.clone(), None));
+    // How it ended is written down, and that it is over is not.
+    files.write_trial(&trial(1, later)?)?;
+    restart()?;
+    wait_for("the end of it", || Ok(files.trial().is_none().then_some(())))?;
+
+    // Somebody starts the candidate when its time is over: what is proven comes back, in the same process.
+    std::fs::write(&candidate, &release)?;
+    std::fs::set_permissions(&candidate, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let supervisor = machine.supervisor()?;
+    for process in [&supervisor, &machine.agent()?] {
+        signal(process.pid, rustix::process::Signal::KILL);
+        wait_for("its end", || Ok((!process.is_alive()).then_some(())))?;
+    }
+    files.write_trial(&trial(2, 1)?)?;
+    let mut late = std::process::Command::new(&candidate);
+    late.args(["run", "--state_dir"]).arg(machine.path()).stderr(std::process::Stdio::null());
+    let mut late = late.spawn()?;
+    let report = orders.ended(&machine, 2);
+    let process = machine.agent()?;
+    assert_eq!(u32::try_from(process.pid)?, late.id());
+    late.kill()?;
+    late.wait()?;
+    let report = report?;
+    assert!(report.error.contains("no shepherd heard it"), "{report:?}");
+    assert_eq!((hex::encode(&report.sha256), files.trial()), (former.clone(), None));
+
+    // It has the stable path's name, and was killed before that was written down: it is proven.
+    std::fs::write(&candidate, &release)?;
+    std::fs::set_permissions(&candidate, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    files.write_trial(&trial(3, 1)?)?;
+    std::fs::rename(&candidate, &machine.program)?;
+    machine.enroll(&request(&orders.callback, 2))?;
+    let report = orders.ended(&machine, 3)?;
+    assert_eq!((report.error.as_str(), hex::encode(&report.sha256)), ("", sha256.clone()));
+    assert_eq!(files.trial(), None);
+    Ok(())
+}

@@ -1,0 +1,277 @@
+//! Roll-outs of releases to real role servers: a good one reaches all of them one after the other, a bad one the first.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use shepherd::bmdb::artefact::Begun;
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
+use shepherd::bmdb::change::{FactChange, NewAgent};
+use shepherd::bmdb::roll_out::{NewRollOut, RollOutChange, roll_outs};
+use shepherd::bmdb::session::Sessions;
+use shepherd::bmdb::work::Decision;
+use shepherd::manager::metrics::ManagerMetrics;
+use shepherd::manager::roll_outs as rolling;
+use shepherd::model::artefact::PIECE;
+use shepherd::model::declaration::Sha256;
+use shepherd::model::ids::{MachineId, ProcessId};
+use shepherd::model::roll_out_view::RollOutView;
+use shepherd::model::time::Span;
+use shepherd::proto::agent::v1 as wire;
+use shepherd::roleserver::running::program_digest;
+use sqlx::PgPool;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::{Listener, provided, settings};
+use crate::harness::postgres::TestDatabase;
+use crate::harness::program::PATIENCE;
+use crate::roleserver::Machine;
+
+/// Role servers of a fleet, and a shepherd that hears them and rolls releases out.
+struct Fleet {
+    listener: Listener,
+    pool: PgPool,
+    machines: Vec<(MachineId, Arc<Machine>)>,
+    stop: CancellationToken,
+    keep: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+    _directory: tempfile::TempDir,
+    _database: TestDatabase,
+}
+
+fn order(reason: &str) -> Order {
+    Order {
+        actor: Actor { name: "kim".to_owned(), credential: None },
+        rpc: "test".to_owned(),
+        target: "an update".to_owned(),
+        reason: reason.to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(&[]),
+    }
+}
+
+impl Fleet {
+    async fn start(name: &str, count: usize) -> Result<Self> {
+        let database = TestDatabase::create(name).await?;
+        let directory = tempfile::tempdir()?;
+        let listener = Listener::start(&database, settings(directory.path())?).await?;
+        let pool = database.pool().await?;
+        let bmdb = listener.bmdb.clone();
+        bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;
+        let mut machines = Vec::new();
+        for _ in 0..count {
+            let machine = provided(&pool).await?;
+            let request = wire::EnrollRequest {
+                machine_id: machine.to_string(),
+                endpoints: listener.server.endpoints.clone(),
+                ca_certificates: listener.server.ca_certificates(),
+                lane: "access".to_owned(),
+                fence: 1,
+                bmdb_id: uuid::Uuid::new_v4().to_string(),
+                heartbeat_interval_seconds: 1,
+                session_id: String::new(),
+                shepherd_time_ms: 0,
+            };
+            let (host, success) = tokio::task::spawn_blocking(move || {
+                let host = Machine::with_own_program()?;
+                let success = host.enroll(&request)?;
+                anyhow::Ok((host, success))
+            })
+            .await??;
+            let agent = NewAgent {
+                public_key: success.public_key,
+                boot_id: None,
+                version: success.agent_version,
+                supervision: "detached".to_owned(),
+                fence: 1,
+            };
+            bmdb.change_machine(machine, move |_| Decision {
+                changes: vec![FactChange::AgentStarted(agent.clone())],
+                events: Vec::new(),
+                answer: (),
+            })
+            .await?;
+            machines.push((machine, Arc::new(host)));
+        }
+        machines.sort_by_key(|(machine, _)| machine.0);
+        let (sessions, keeper) = Sessions::new(bmdb, ProcessId::generate(), Duration::from_secs(30));
+        let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
+        let keeper = tokio::spawn(keeper.keep(&keep)?);
+        let metrics = ManagerMetrics::register(&listener.metrics);
+        let rolling = tokio::spawn(rolling::run(sessions, metrics, stop.clone()));
+        let (tasks, _directory, _database) = (vec![rolling, keeper], directory, database);
+        let fleet = Self { listener, pool, machines, stop, keep, tasks, _directory, _database };
+        fleet
+            .until("all have said which release they are", async || {
+                let said = "SELECT count(*) FROM machine_release_report JOIN machine_due USING (machine_id)
+                        WHERE lane = 'access' AND phase_index = 'Ready'";
+                let said: i64 = sqlx::query_scalar(said).fetch_one(&fleet.pool).await?;
+                Ok(usize::try_from(said)? == count)
+            })
+            .await?;
+        Ok(fleet)
+    }
+
+    async fn until(&self, what: &str, mut holds: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while !holds().await? {
+            if Instant::now() > end {
+                let updates = self.updates().await?;
+                bail!("waited in vain until {what}: {updates:#?}");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    }
+
+    async fn add(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let sha256 = Sha256(request_digest(bytes));
+        let bmdb = &self.listener.bmdb;
+        if let Begun::Missing(missing) = bmdb.begin_artefact(sha256, u64::try_from(bytes.len())?).await? {
+            let pieces: Vec<&[u8]> = bytes.chunks(usize::try_from(PIECE)?).collect();
+            for number in missing {
+                bmdb.put_piece(sha256, number, pieces[usize::try_from(number)?].to_vec()).await?;
+            }
+        }
+        bmdb.add_artefact(order("a release"), sha256, name.to_owned()).await?;
+        Ok(())
+    }
+
+    async fn roll_out(&self, release: &str, parallelism: u32) -> Result<String> {
+        let new = NewRollOut {
+            release: release.to_owned(),
+            selector: "".parse().map_err(anyhow::Error::msg)?,
+            parallelism,
+            deadline_seconds: 60,
+        };
+        let carried = self.listener.bmdb.roll_out(order("a test"), new).await?;
+        let id = carried.after.as_ref().and_then(|after| after["update"].as_str());
+        Ok(id.context("an id")?.to_owned())
+    }
+
+    async fn updates(&self) -> Result<Vec<RollOutView>> {
+        Ok(self.listener.bmdb.inspect(|tx| Box::pin(async move { roll_outs(tx, None).await })).await?.0)
+    }
+
+    async fn update(&self, id: &str) -> Result<RollOutView> {
+        self.updates().await?.into_iter().find(|update| update.id == id).context("no such update")
+    }
+
+    /// What is at each machine's stable path.
+    fn programs(&self) -> Result<Vec<String>> {
+        self.machines.iter().map(|(_, host)| Ok(program_digest(&host.program)?)).collect()
+    }
+
+    async fn events(&self, machine: MachineId) -> Result<Vec<String>> {
+        let text = "SELECT event FROM history WHERE machine_id = $1 AND event LIKE 'Release%' ORDER BY at";
+        Ok(sqlx::query_scalar(text).bind(machine.0).fetch_all(&self.pool).await?)
+    }
+
+    async fn stop(self) -> Result<()> {
+        self.stop.cancel();
+        let mut tasks = self.tasks.into_iter();
+        tasks.next().context("a task")?.await?;
+        self.listener.stop().await?;
+        self.keep.cancel();
+        for task in tasks {
+            task.await?;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult {
+    let fleet = Fleet::start("updates_good", 3).await?;
+    let processes: Vec<_> =
+        fleet.machines.iter().map(|(_, host)| Ok(host.agent()?.instance)).collect::<Result<_>>()?;
+    let release = [&std::fs::read(&fleet.machines[0].1.program)?[..], b"another"].concat();
+    let digest = hex::encode(request_digest(&release));
+    fleet.add("1.4", &release).await?;
+
+    // The last one is held: it is waited for, and the others are not.
+    let held = fleet.machines[2].0;
+    sqlx::query(
+        "INSERT INTO machine_hold VALUES ($1, 'everything', 'a disk', 'lee', clock_timestamp(), NULL)",
+    )
+    .bind(held.0)
+    .execute(&fleet.pool)
+    .await?;
+    let id = fleet.roll_out("1.4", 1).await?;
+    let refused = fleet.roll_out("1.4", 1).await.err().context("two at once")?.to_string();
+    assert!(refused.contains(&format!("is in the update {id}, which has not ended")), "{refused}");
+    let refused = fleet.listener.bmdb.delete_artefact(order("r"), "1.4".to_owned()).await;
+    let refused = refused.err().context("a release was removed that is rolled out")?.to_string();
+    assert!(refused.contains(&format!("the update {id} rolls it out")), "{refused}");
+    fleet
+        .until("two have it", async || {
+            let update = fleet.update(&id).await?;
+            let ordered = update.machines.iter().filter(|machine| machine.state == "ordered").count();
+            anyhow::ensure!(ordered <= 1, "more than one at a time: {update:#?}");
+            anyhow::ensure!(update.paused.is_none(), "it stands still: {update:#?}");
+            Ok(update.counts() == "done 2, waiting 1")
+        })
+        .await?;
+    let waits = fleet.update(&id).await?.machines[2].said.clone();
+    assert_eq!(waits.as_deref(), Some("lee holds it: a disk"));
+    let why = fleet.listener.bmdb.machine_view(held).await?.release.context("nothing is said of it")?;
+    assert!(
+        why.starts_with(&format!("it is to become the release 1.4 (update {id}); lee holds it")),
+        "{why}"
+    );
+
+    sqlx::query("DELETE FROM machine_hold").execute(&fleet.pool).await?;
+    fleet
+        .until("all have it", async || Ok(fleet.update(&id).await?.ended.as_deref() == Some("finished")))
+        .await?;
+    assert_eq!(fleet.update(&id).await?.counts(), "done 3");
+    assert_eq!(fleet.programs()?, vec![digest; 3]);
+    for ((machine, host), process) in fleet.machines.iter().zip(processes) {
+        assert_eq!(host.agent()?.instance, process, "it is the same process");
+        assert_eq!(fleet.events(*machine).await?, ["ReleaseOrdered", "ReleaseRuns"]);
+    }
+    // In time, one after the other: no order before the end of the one before.
+    let overlaps: i64 = sqlx::query_scalar(
+        "WITH steps AS (SELECT machine_id, min(at) AS first, max(at) AS last FROM history
+                        WHERE event LIKE 'Release%' GROUP BY machine_id)
+         SELECT count(*) FROM steps a JOIN steps b ON a.machine_id < b.machine_id
+         WHERE a.first < b.last AND b.first < a.last",
+    )
+    .fetch_one(&fleet.pool)
+    .await?;
+    assert_eq!(overlaps, 0, "two machines were asked at once");
+    Ok(fleet.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_release_stops_after_the_first_machine_until_somebody_decides() -> TestResult {
+    let fleet = Fleet::start("updates_bad", 3).await?;
+    let before = fleet.programs()?;
+    fleet.add("bad", b"#!/bin/sh\nexit 1\n").await?;
+    let id = fleet.roll_out("bad", 1).await?;
+    fleet.until("it stands still", async || Ok(fleet.update(&id).await?.paused.is_some())).await?;
+    let update = fleet.update(&id).await?;
+    assert_eq!(update.counts(), "failed 1, waiting 2", "{update:#?}");
+    let why = update.paused.clone().context("a reason")?;
+    assert!(why.starts_with(&update.machines[0].name) && why.contains("it ended before a shepherd"), "{why}");
+    assert_eq!(fleet.events(fleet.machines[0].0).await?, ["ReleaseOrdered", "ReleaseFailed"]);
+
+    // It goes on when it is told to, with the next one, and stops there again.
+    fleet.listener.bmdb.change_roll_out(order("a try"), id.clone(), RollOutChange::Resume).await?;
+    fleet
+        .until("it stands still again", async || {
+            Ok(fleet.update(&id).await?.counts() == "failed 2, waiting 1")
+        })
+        .await?;
+    fleet.until("it says so", async || Ok(fleet.update(&id).await?.paused.is_some())).await?;
+    fleet.listener.bmdb.change_roll_out(order("it is bad"), id.clone(), RollOutChange::Abort).await?;
+    let update = fleet.update(&id).await?;
+    assert_eq!((update.stage(), update.counts().as_str()), ("aborted", "failed 2, skipped 1"));
+    assert_eq!(fleet.programs()?, before, "every machine has the former release");
+    assert_eq!(fleet.events(fleet.machines[2].0).await?, [String::new(); 0]);
+    Ok(fleet.stop().await?)
+}
