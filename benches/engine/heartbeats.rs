@@ -103,6 +103,7 @@ fn heartbeat(machine: MachineId, round: i64) -> Heartbeat {
         hardware: None,
         installation: None,
         cluster: None,
+        release: None,
         access_fence: 0,
     }
 }

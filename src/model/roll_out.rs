@@ -311,6 +311,7 @@ mod tests {
         RollOut { sha256: NEW, parallelism, deadline: Duration::from_mins(2), paused: None }
     }
 
+    #[expect(clippy::unnecessary_wraps, reason = "as a member has it")]
     fn report(generation: i64, sha256: [u8; 32], error: Option<&str>) -> Option<(Report, Timestamp)> {
         Some((Report { generation, sha256, error: error.map(str::to_owned) }, at(0)))
     }
@@ -334,6 +335,7 @@ mod tests {
         Member { state: State::Ordered, generation: Some(1), ..member(number) }
     }
 
+    #[expect(clippy::unnecessary_wraps, reason = "as a member has it")]
     fn node(cluster: &str, control_plane: bool) -> Option<Node> {
         let cluster = cluster.to_owned();
         Some(Node { cluster, control_plane, healthy: true, seen_at: Some(at(30)), all_reached: true })

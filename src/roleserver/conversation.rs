@@ -237,7 +237,9 @@ mod tests {
     fn release_is_said_with_the_hardware_and_when_it_is_another() {
         let mut talk = conversation();
         let release = |generation| Some(wire::ReleaseReport { generation, ..Default::default() });
-        let taken = |talk: &mut Conversation| drop(talk.answered(&wire::HeartbeatResponse::default()));
+        let taken = |talk: &mut Conversation| {
+            talk.answered(&wire::HeartbeatResponse::default());
+        };
         assert_eq!(talk.compose(1000, None, none(), release(0)).release_report, None, "the first is empty");
         taken(&mut talk);
         assert_eq!(talk.compose(2000, None, none(), release(0)).release_report, release(0));
@@ -253,7 +255,7 @@ mod tests {
         assert_eq!(talk.compose(7000, None, none(), None).release_report, None);
         assert!(!talk.is_ordered());
         let order = Some(wire::ReleaseOrder::default());
-        drop(talk.answered(&wire::HeartbeatResponse { release_order: order, ..Default::default() }));
+        talk.answered(&wire::HeartbeatResponse { release_order: order, ..Default::default() });
         assert!(talk.is_ordered());
     }
 

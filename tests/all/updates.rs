@@ -103,8 +103,16 @@ impl Fleet {
         let keeper = tokio::spawn(keeper.keep(&keep)?);
         let metrics = ManagerMetrics::register(&listener.metrics);
         let rolling = tokio::spawn(rolling::run(sessions, metrics, stop.clone()));
-        let (tasks, _directory, _database) = (vec![rolling, keeper], directory, database);
-        let fleet = Self { listener, pool, machines, stop, keep, tasks, _directory, _database };
+        let fleet = Self {
+            listener,
+            pool,
+            machines,
+            stop,
+            keep,
+            tasks: vec![rolling, keeper],
+            _directory: directory,
+            _database: database,
+        };
         fleet
             .until("all have said which release they are", async || {
                 let said = "SELECT count(*) FROM machine_release_report JOIN machine_due USING (machine_id)
@@ -272,6 +280,6 @@ async fn bad_release_stops_after_the_first_machine_until_somebody_decides() -> T
     let update = fleet.update(&id).await?;
     assert_eq!((update.stage(), update.counts().as_str()), ("aborted", "failed 2, skipped 1"));
     assert_eq!(fleet.programs()?, before, "every machine has the former release");
-    assert_eq!(fleet.events(fleet.machines[2].0).await?, [String::new(); 0]);
+    assert!(fleet.events(fleet.machines[2].0).await?.is_empty());
     Ok(fleet.stop().await?)
 }

@@ -47,7 +47,11 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
     owner.claim(&node).await?;
     owner.until_well(1, 1).await?;
     node.stop().await?;
-    let settings = enrolment::Settings::new(&[shepherd.endpoint.clone()], &[shepherd.ca.clone()], 1);
+    let settings = enrolment::Settings::new(
+        std::slice::from_ref(&shepherd.endpoint),
+        std::slice::from_ref(&shepherd.ca),
+        1,
+    );
     node.start_program(&program, settings.map_err(anyhow::Error::msg)?)?;
     let at: SocketAddr = reserved()?;
     let declared = declare(&owner, "web", &[web(at, "one")]).await?;
@@ -60,8 +64,8 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
     let ordered = wire::ReleaseOrder { generation: 1, sha256: sha256.clone(), deadline_seconds: 120 };
     *order.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(ordered);
     until("it is the other release", async || {
-        let reports = shepherd.heard().into_iter().filter_map(|heard| heard.request.release_report);
-        let newest = reports.last().unwrap_or_default();
+        let mut heard = shepherd.heard().into_iter().rev();
+        let newest = heard.find_map(|heard| heard.request.release_report).unwrap_or_default();
         anyhow::ensure!(newest.error.is_empty(), "{}", newest.error);
         Ok(newest.generation == 1 && newest.sha256 == sha256)
     })

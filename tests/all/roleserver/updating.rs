@@ -43,8 +43,9 @@ impl Orders {
     /// What it is told once this order has ended.
     fn ended(&self, machine: &Machine, generation: i64) -> Result<wire::ReleaseReport> {
         let ended = wait_for("the end of an order", || {
-            let reports = self.callback.heard().into_iter().filter_map(|heard| heard.request.release_report);
-            Ok(reports.last().filter(|report| report.generation == generation))
+            let newest =
+                self.callback.heard().into_iter().rev().find_map(|heard| heard.request.release_report);
+            Ok(newest.filter(|report| report.generation == generation))
         });
         ended.with_context(|| std::fs::read_to_string(machine.state().log_path()).unwrap_or_default())
     }
