@@ -14,7 +14,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, Join, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -54,7 +54,7 @@ struct Dialler {
 }
 
 impl Service<Uri> for Dialler {
-    type Response = TokioIo<Until<TlsStream<TcpStream>>>;
+    type Response = TokioIo<Join<Until<ReadHalf<TlsStream<TcpStream>>>, WriteHalf<TlsStream<TcpStream>>>>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
 
@@ -74,8 +74,9 @@ impl Service<Uri> for Dialler {
             };
             match tokio::time::timeout(CONNECT, connecting).await {
                 Ok(Ok(stream)) => {
-                    let over = Box::pin(over.cancelled_owned());
-                    Ok(TokioIo::new(Until { stream, over }))
+                    let (stream, written) = tokio::io::split(stream);
+                    let read = Until { stream, over: Box::pin(over.cancelled_owned()) };
+                    Ok(TokioIo::new(tokio::io::join(read, written)))
                 }
                 Ok(Err(error)) => {
                     Err(io::Error::new(error.kind(), format!("connecting to the curator {address}: {error}")))
@@ -89,7 +90,7 @@ impl Service<Uri> for Dialler {
     }
 }
 
-/// A connection that breaks when it is over. Whoever uses it reads all the time, and so finds out.
+/// The reading half of a connection that breaks when it is over. Whoever uses it reads all the time, and so finds out.
 pub struct Until<S> {
     stream: S,
     over: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -106,23 +107,5 @@ impl<S: AsyncRead + Unpin> AsyncRead for Until<S> {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, said)));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Until<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

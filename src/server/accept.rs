@@ -8,22 +8,18 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tonic::transport::server::Connected;
+use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::metrics::{ByReason, Metrics};
+use crate::server::carried::Carried;
 use crate::server::half_open::{HalfOpen, HalfOpenLimits, Source};
 use crate::server::tls::agent_key;
 use crate::server::unproven::{Awaited, Ended, Patience, Proof};
@@ -67,12 +63,11 @@ pub struct AgentPeer {
     pub proof: Arc<Proof>,
 }
 
-/// A connection whose peer has proven a key.
-pub struct AgentStream {
-    stream: TlsStream<TcpStream>,
-    peer: AgentPeer,
-    /// Done when it has to end because it proved nothing.
-    expelled: Pin<Box<WaitForCancellationFutureOwned>>,
+/// A connection whose peer has proven a key. It is over when it has to end because that is no agent's.
+pub type AgentStream = Carried<AgentPeer, Counted>;
+
+/// A connection's place, which is counted.
+pub struct Counted {
     metrics: Metrics,
     _permit: OwnedSemaphorePermit,
 }
@@ -84,7 +79,7 @@ struct Newcomer {
     expel: CancellationToken,
 }
 
-impl Drop for AgentStream {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.metrics.agent_connections.dec();
     }
@@ -187,8 +182,8 @@ impl Door {
         let (proof, awaited) = Proof::new();
         let peer = AgentPeer { public_key, address, proof: Arc::new(proof) };
         let expel = CancellationToken::new();
-        let expelled = Box::pin(expel.clone().cancelled_owned());
-        let stream = AgentStream { stream, peer, expelled, metrics: self.metrics.clone(), _permit: permit };
+        let counted = Counted { metrics: self.metrics.clone(), _permit: permit };
+        let stream = Carried::new(stream, peer, expel.clone(), counted);
         Ok(Newcomer { stream, awaited, expel })
     }
 
@@ -217,44 +212,5 @@ fn reason_of(error: &io::Error) -> &'static str {
         Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => "certificate",
         Some(_) => "protocol",
         None => "connection",
-    }
-}
-
-impl Connected for AgentStream {
-    type ConnectInfo = AgentPeer;
-
-    fn connect_info(&self) -> AgentPeer {
-        self.peer.clone()
-    }
-}
-
-impl AsyncRead for AgentStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.expelled.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
-        }
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for AgentStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

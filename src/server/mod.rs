@@ -20,6 +20,7 @@ pub mod api;
 pub mod authority;
 pub mod callback_server;
 pub mod callback_service;
+pub mod carried;
 pub mod certificate;
 pub mod error;
 pub mod fetching;

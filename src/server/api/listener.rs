@@ -6,25 +6,20 @@
 //! them, and can keep nobody else out.
 
 use std::collections::HashMap;
-use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ring::digest;
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Connected;
 
 use crate::server::api::door::key_of_address;
+use crate::server::carried::Carried;
 
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// Which part of all connections one source may have: a quarter.
@@ -39,12 +34,8 @@ pub struct ApiPeer {
     pub address: SocketAddr,
 }
 
-/// A connection.
-pub struct ApiStream {
-    stream: TlsStream<TcpStream>,
-    peer: ApiPeer,
-    _place: Place,
-}
+/// A connection, with its place.
+pub type ApiStream = Carried<ApiPeer, Place>;
 
 /// How many connections, or calls that need no credential, there are, of all and of each source.
 pub(super) struct Places {
@@ -54,7 +45,7 @@ pub(super) struct Places {
 }
 
 /// A place among those there may be, until it is dropped.
-pub(super) struct Place {
+pub struct Place {
     places: Arc<Places>,
     source: [u8; 32],
     _permit: OwnedSemaphorePermit,
@@ -144,7 +135,7 @@ async fn let_in(
             let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
             let peer = ApiPeer { certificate: certificate.map(|der| fingerprint(der)), address };
             // The receiver is gone when the server is being stopped.
-            drop(accepted.send(ApiStream { stream, peer, _place: place }).await);
+            drop(accepted.send(Carried::new(stream, peer, CancellationToken::new(), place)).await);
         }
         Ok(Err(error)) => tracing::debug!(%address, %error, "a handshake with an operator failed"),
         Err(_) => tracing::debug!(%address, "a handshake with an operator took too long"),
@@ -157,42 +148,6 @@ pub fn fingerprint(der: &[u8]) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes.copy_from_slice(digest::digest(&digest::SHA256, der).as_ref());
     bytes
-}
-
-impl Connected for ApiStream {
-    type ConnectInfo = ApiPeer;
-
-    fn connect_info(&self) -> ApiPeer {
-        self.peer.clone()
-    }
-}
-
-impl AsyncRead for ApiStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for ApiStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
 }
 
 #[cfg(test)]
