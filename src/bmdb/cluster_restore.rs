@@ -12,6 +12,7 @@ use crate::bmdb::action::Done;
 use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
 use crate::bmdb::cluster::{ClusterLine, clusters, locked, machines, no_such};
 use crate::bmdb::cluster_snapshot::snapshots;
+use crate::bmdb::cluster_work::done_with;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::find::{Found, find};
@@ -19,7 +20,7 @@ use crate::bmdb::inspect;
 #[cfg(feature = "shepherd")]
 use crate::bmdb::lease::{NamedLease, lock_lease};
 #[cfg(feature = "shepherd")]
-use crate::bmdb::schedule::{lock, tell};
+use crate::bmdb::schedule::lock;
 use crate::model::cluster::disturb::FRESH;
 use crate::model::cluster::quorum::majority;
 use crate::model::cluster::snapshot::SnapshotView;
@@ -98,14 +99,8 @@ impl Bmdb {
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(doing)?;
-                sqlx::query_file!("sql/cluster/withdraw.sql", machine.0)
-                    .execute(&mut *tx)
-                    .await
-                    .doing(doing)?;
-                match restored {
-                    Some(_) => tell(tx, machine, "ClusterRestored", "it is the first node of it").await,
-                    None => Ok(()),
-                }
+                let told = restored.map(|_| ("ClusterRestored", "it is the first node of it"));
+                done_with(tx, machine, told, doing).await
             })
         })
         .await

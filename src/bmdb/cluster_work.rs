@@ -206,14 +206,8 @@ impl Bmdb {
                         .fetch_optional(&mut *tx)
                         .await
                         .doing(doing)?;
-                sqlx::query_file!("sql/cluster/withdraw.sql", machine.0)
-                    .execute(&mut *tx)
-                    .await
-                    .doing(doing)?;
-                match founded {
-                    Some(_) => tell(tx, machine, "ClusterFounded", "it is the first node").await,
-                    None => Ok(()),
-                }
+                let told = founded.map(|_| ("ClusterFounded", "it is the first node"));
+                done_with(tx, machine, told, doing).await
             })
         })
         .await
@@ -386,6 +380,20 @@ impl Bmdb {
             })
         })
         .await
+    }
+}
+
+/// What a machine was to do for its cluster is done: it is asked no more, and the first time that is told.
+pub(super) async fn done_with(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    told: Option<(&str, &str)>,
+    doing: &'static str,
+) -> Result<(), BmdbError> {
+    sqlx::query_file!("sql/cluster/withdraw.sql", machine.0).execute(&mut *tx).await.doing(doing)?;
+    match told {
+        Some((event, detail)) => tell(tx, machine, event, detail).await,
+        None => Ok(()),
     }
 }
 

@@ -30,14 +30,15 @@
 //! | `fleet_sample` | one a minute for thirty days |
 //!
 //! `history`, `intent`, `session`, `audit`, `approval` and `fleet_sample` are the ones that time alone makes grow, and
-//! [`Bmdb::forget`] is what keeps them to their bounds. What was begun of an artefact is deleted with them. A machine that left is kept: its row is what refuses whoever
-//! comes back with its name.
+//! [`Bmdb::forget`] is what keeps them to their bounds. What was begun of an artefact is deleted with them. A machine that
+//! left is kept: its row is what refuses whoever comes back with its name.
 //!
 //! # What is never deleted
 //!
 //! Nothing is derived from history but the end of a work item whose commit was not answered, minutes
 //! after it, and that a machine knows a fence which this BMDB never gave: that line stays until a
-//! restoration is declared, because until then nothing is ordered of the machine. Fences stand in `machine_due` and `named_lease`, so they cannot go back. Budgets and brakes
+//! restoration is declared, because until then nothing is ordered of the machine. Fences stand in
+//! `machine_due` and `named_lease`, so they cannot go back. Budgets and brakes
 //! count the intents of their windows, so the retention time is never shorter than those
 //! ([`Policy::effective_history_retention`][crate::model::policy::Policy::effective_history_retention]).
 //! An open intent stays whatever its age, and so does a session that work or a named lease still refers

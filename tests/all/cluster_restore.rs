@@ -55,18 +55,7 @@ async fn restore(field: &Field) -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> TestResult {
     let field = Field::start("cluster_restore", 7).await?;
-    field.ctl(&[
-        "cluster",
-        "create",
-        "ams",
-        "--control_plane",
-        "3",
-        "--workers",
-        "1",
-        "--reason",
-        "the hall",
-    ])?;
-    let cluster = field.until("it is settled", "ams", settled).await?;
+    let cluster = field.make_ams(3, 1).await?;
     let old: Vec<String> =
         machines(&cluster, "control-plane").into_iter().map(name).collect::<Result<_>>()?;
     let worker = name(machines(&cluster, "worker")[0])?;

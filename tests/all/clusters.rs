@@ -93,6 +93,14 @@ impl Field {
         Ok(String::from_utf8(output.stdout)?)
     }
 
+    /// Has the cluster `ams` made, of that many machines, and waits until it is settled.
+    pub(crate) async fn make_ams(&self, control_plane: usize, workers: usize) -> Result<Value> {
+        let (control_plane, workers) = (control_plane.to_string(), workers.to_string());
+        let create = ["cluster", "create", "ams", "--control_plane", &control_plane, "--workers", &workers];
+        self.ctl(&[&create[..], &["--reason", "the hall"]].concat())?;
+        self.until("it is settled", "ams", settled).await
+    }
+
     pub(crate) fn cluster(&self, name: &str) -> Result<Value> {
         let said = self.ctl(&["cluster", "describe", name, "-o", "json"])?;
         Ok(serde_json::from_str::<Value>(&said)?["cluster"].clone())
@@ -404,18 +412,7 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     let field = Field::start("clusters_rack", 6).await?;
-    field.ctl(&[
-        "cluster",
-        "create",
-        "ams",
-        "--control_plane",
-        "3",
-        "--workers",
-        "3",
-        "--reason",
-        "the hall",
-    ])?;
-    let cluster = field.until("it is settled", "ams", settled).await?;
+    let cluster = field.make_ams(3, 3).await?;
     let location = |machine: &Value| machine["location"].as_str().unwrap_or_default().to_owned();
     let everybody = cluster["machines"].as_array().context("machines")?;
     // The racks differ in how many members of the control plane they have; the one with most of them is the worst.
