@@ -409,3 +409,29 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
     shepherd.sessions.drained().await;
     Ok(shepherd.stop().await?)
 }
+
+/// A loop whose steps take longer than the sessions of its process last has one of its own length: had the keeper
+/// renewed it to theirs, it would begin nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_that_has_to_last_is_renewed_to_its_own_length() -> TestResult {
+    let kit = Kit::new("lasting").await?;
+    let shepherd = Shepherd::start(&kit, "lasting", SOON).await?;
+    let session = shepherd.sessions.start_lasting("cluster", serde_json::json!({}), LONG).await?;
+    let deadline =
+        "SELECT (extract(epoch FROM deadline) * 1000)::INT8 FROM session WHERE component = 'cluster'";
+    for _ in 0..2 {
+        let before: i64 = sqlx::query_scalar(deadline).fetch_one(&kit.pool).await?;
+        let renewed =
+            async || Ok(sqlx::query_scalar::<_, i64>(deadline).fetch_one(&kit.pool).await? > before);
+        until("it is renewed", renewed).await?;
+        assert!(session.remaining() > LONG / 2, "{:?} of {LONG:?} are left", session.remaining());
+        let left =
+            "SELECT deadline > clock_timestamp() + interval_ms * INTERVAL '1 millisecond' / 2 FROM session
+                    WHERE component = 'cluster' AND interval_ms = $1";
+        let left: Option<bool> =
+            sqlx::query_scalar(left).bind(i64::try_from(LONG.as_millis())?).fetch_optional(&kit.pool).await?;
+        assert_eq!(left, Some(true), "what the database gives it");
+    }
+    assert!(session.lost_because().is_none());
+    Ok(shepherd.stop().await?)
+}
