@@ -12,6 +12,7 @@ use crate::bmdb::action::Done;
 use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
 use crate::bmdb::cluster::{ClusterLine, clusters, locked, machines, no_such};
 use crate::bmdb::cluster_snapshot::snapshots;
+#[cfg(feature = "shepherd")]
 use crate::bmdb::cluster_work::done_with;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
