@@ -1,7 +1,10 @@
--- What its agent said; `reported_at` is when that was first so.
-INSERT INTO machine_release_report AS r (machine_id, generation, sha256, error, reported_at)
-VALUES ($1, $2, $3, $4, clock_timestamp())
+-- What its agent said; `reported_at` is when that was first so. What it became when it was asked to stays, until it has
+-- become another one.
+INSERT INTO machine_release_report AS r (machine_id, generation, sha256, error, reported_at, became)
+SELECT $1::UUID, $2::INT8, $3::BYTEA, $4::TEXT, clock_timestamp(),
+       CASE WHEN $4 IS NULL AND EXISTS (
+           SELECT 1 FROM release_order WHERE machine_id = $1 AND generation = $2 AND sha256 = $3) THEN $3 END
 ON CONFLICT (machine_id) DO UPDATE
 SET generation = EXCLUDED.generation, sha256 = EXCLUDED.sha256, error = EXCLUDED.error,
-    reported_at = EXCLUDED.reported_at
+    reported_at = EXCLUDED.reported_at, became = COALESCE(EXCLUDED.became, r.became)
 WHERE (r.generation, r.sha256, r.error) IS DISTINCT FROM (EXCLUDED.generation, EXCLUDED.sha256, EXCLUDED.error)

@@ -1,0 +1,1 @@
+ALTER TABLE machine_release_report DROP COLUMN became;
