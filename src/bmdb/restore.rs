@@ -88,6 +88,14 @@ impl Bmdb {
                         .fetch_all(&mut *tx)
                         .await
                         .doing(what)?;
+                    sqlx::query_file!("sql/restore/pause_roll_outs.sql")
+                        .execute(&mut *tx)
+                        .await
+                        .doing(what)?;
+                    sqlx::query_file!("sql/restore/withdraw_releases.sql")
+                        .execute(&mut *tx)
+                        .await
+                        .doing(what)?;
                     sqlx::query_file!("sql/restore/forget_listening.sql").fetch_all(tx).await.doing(what)?;
                     Ok(Restored { sessions, steps, ..Restored::default() })
                 })

@@ -62,6 +62,15 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
     while kit.bmdb.forget(Retained::History, 1_000).await? > 0 {}
     assert_eq!((kit.count(TOLD).await?, kit.count("SELECT count(*) FROM history").await?), (1, 1));
 
+    // What was under way of an update may have been ended since the backup.
+    for statement in [
+        "INSERT INTO roll_out VALUES ('u1', decode(repeat('ab', 32), 'hex'), 'one', '', 1, 60, clock_timestamp(), 'kim',
+             'a try', NULL, NULL, NULL)",
+        "INSERT INTO release_order SELECT machine_id, 1, decode(repeat('ab', 32), 'hex'), 60, clock_timestamp(), FALSE
+         FROM machine",
+    ] {
+        sqlx::query(statement).execute(&kit.pool).await?;
+    }
     let order = Order {
         actor: Actor { name: "the test".to_owned(), credential: None },
         rpc: "declare restored".to_owned(),
@@ -73,6 +82,10 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
         request: request_digest(&[]),
     };
     kit.bmdb.declare_restored(order, "the test").await?;
+    let stands =
+        "SELECT count(*) FROM roll_out WHERE paused LIKE '%restored from a backup' AND ended_at IS NULL";
+    assert_eq!(kit.count(stands).await?, 1);
+    assert_eq!(kit.count("SELECT count(*) FROM release_order WHERE NOT withdrawn").await?, 0);
     assert_eq!(kit.count("SELECT count(*) FROM audit WHERE rpc = 'declare restored'").await?, 1);
     let after = Shepherd::start(&kit, "declared", LONG).await?;
     let session = after.session().await?;

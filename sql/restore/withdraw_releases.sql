@@ -1,0 +1,1 @@
+UPDATE release_order SET withdrawn = TRUE WHERE NOT withdrawn
