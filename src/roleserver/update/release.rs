@@ -221,7 +221,13 @@ impl Release {
                 tracing::info!(generation = order.generation, sha256, "another release was ordered");
                 match self.ready(order, &sha256, shepherds).await {
                     Ok(staged) => self.hand(Handover::To(Box::new(staged))),
-                    Err(why) => self.end(order.generation, Some(why)),
+                    Err(why) => {
+                        // A disk that it has filled is no better for it afterwards.
+                        if let Ok(stable) = self.stable() {
+                            self.files.unstage(&stable);
+                        }
+                        self.end(order.generation, Some(why));
+                    }
                 }
             }
         }
@@ -268,7 +274,12 @@ impl Release {
         let part = self.files.part();
         let (end, mut failures) = (Instant::now() + patience, 0);
         loop {
-            let fetched = shepherds.fetch(digest, &part).await.map_err(|error| error.to_string());
+            // Whoever ordered it waits no longer, however steadily it comes.
+            let fetched = tokio::time::timeout_at(end, shepherds.fetch(digest, &part)).await;
+            let fetched = match fetched {
+                Ok(fetched) => fetched.map_err(|error| error.to_string()),
+                Err(_) => return Err("the release could not be fetched in time".to_owned()),
+            };
             let path = part.clone();
             let whole = tokio::task::spawn_blocking(move || program_digest(&path)).await;
             let error = match (fetched, whole) {
