@@ -43,6 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .btree_map(".shepherd.fleet.v1.Machine.labels")
         .btree_map(".shepherd.fleet.v1.LabelRequest")
         .btree_map(".shepherd.fleet.v1.LabelEach")
+        .btree_map(".shepherd.fleet.v1.Update.counts")
         // Nor is a record written again that has not changed.
         .btree_map(".shepherd.curator.v1")
         .compile_fds(descriptors)?;

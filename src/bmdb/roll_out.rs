@@ -2,6 +2,8 @@
 //!
 //! An order only changes what is wanted; machines are asked by whoever holds the lease of roll-outs (`roll_out_work`).
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -74,18 +76,26 @@ fn refused(reason: &'static str, said: impl Into<String>) -> BmdbError {
     BmdbError::OrderRefused { reason, said: said.into() }
 }
 
-/// All of them or the one of that id, with their machines, those under way first; and the database's clock then.
+/// All of them, or the one of that id with its machines, those under way first; and the database's clock then.
 pub async fn roll_outs(
     tx: &mut PgConnection,
     id: Option<&str>,
 ) -> Result<(Vec<RollOutView>, Timestamp), BmdbError> {
     let rows = sqlx::query_file!("sql/release/list.sql", id).fetch_all(&mut *tx).await.doing(WHAT)?;
+    let mut counts: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
+    for row in sqlx::query_file!("sql/release/counts.sql", id).fetch_all(&mut *tx).await.doing(WHAT)? {
+        let count = u32::try_from(row.count).unwrap_or(u32::MAX);
+        counts.entry(row.roll_out_id).or_default().insert(row.state, count);
+    }
     let mut found = Vec::new();
     for row in rows {
-        let machines = sqlx::query_file!("sql/release/members.sql", row.roll_out_id)
-            .fetch_all(&mut *tx)
-            .await
-            .doing(WHAT)?;
+        // All machines of all roll-outs would be more than anybody takes at once.
+        let machines = match id {
+            None => Vec::new(),
+            Some(id) => {
+                sqlx::query_file!("sql/release/members.sql", id).fetch_all(&mut *tx).await.doing(WHAT)?
+            }
+        };
         let machines = machines.into_iter().map(|row| RollOutMachineView {
             machine: row.machine_id.to_string(),
             name: row.provider_id.unwrap_or_else(|| row.machine_id.to_string()),
@@ -95,6 +105,7 @@ pub async fn roll_outs(
         });
         let count = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);
         found.push(RollOutView {
+            counts: counts.remove(&row.roll_out_id).unwrap_or_default(),
             id: row.roll_out_id,
             release: row.release,
             sha256: hex::encode(row.sha256),
@@ -195,6 +206,14 @@ async fn create(tx: &mut PgConnection, order: &Order, new: &NewRollOut) -> Resul
         return Err(refused("NO_SUCH_RELEASE", format!("the artefact {} is not whole yet", release.sha256)));
     };
     let digest = read_digest(&release.sha256).map_err(BmdbError::Corrupt)?;
+    // Nobody removes it from here on: whoever tries waits, and finds that it is used.
+    let there = sqlx::query_file!("sql/artefact/lock.sql", digest.0.as_slice())
+        .fetch_optional(&mut *tx)
+        .await
+        .doing(ORDERING)?;
+    if there.is_none_or(|there| there.added_at.is_none()) {
+        return Err(refused("NO_SUCH_RELEASE", format!("the artefact {} is gone", release.sha256)));
+    }
     let machines = meant(tx, &new.selector).await?;
     if machines.is_empty() || machines.len() > MOST {
         let said = match machines.len() {

@@ -8,9 +8,11 @@ use uuid::Uuid;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::read;
+use crate::bmdb::intent::count_budget;
 use crate::bmdb::lease::{NamedLease, lock_lease};
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::{lock, tell};
+use crate::model::disturb::{Circumstances, may_disturb};
 use crate::model::ids::MachineId;
 use crate::model::phase::{Phase, phase_of};
 use crate::model::policy::Disturbance;
@@ -174,10 +176,15 @@ impl Bmdb {
                 let snapshot = read(tx, machine).await?;
                 let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
                 let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
-                let facts = &snapshot.facts;
-                let held = facts.hold.as_ref().is_some_and(|hold| hold.holds_at(snapshot.now));
-                let no = held || facts.quarantine.is_some() || facts.retirement.is_some();
-                if no || !matches!(phase, Phase::Ready | Phase::Installed) {
+                let (facts, kind) = (&snapshot.facts, Disturbance::RestartAgent);
+                let window = policy.budgets.get(&kind).map(|budget| budget.window).unwrap_or_default();
+                let now = snapshot.now;
+                // What its cluster has against it was asked for the plan; a machine in recovery has more.
+                let counted = count_budget(tx, machine, kind.as_str(), window, None).await?;
+                let circumstances = Circumstances { cluster: None, ..counted };
+                let held = facts.hold.as_ref().is_some_and(|hold| hold.holds_at(now));
+                let well = matches!(phase, Phase::Ready | Phase::Installed);
+                if held || !well || may_disturb(facts, kind, &circumstances, &policy, now, now).is_err() {
                     return Ok(());
                 }
                 let known = sqlx::query_file!("sql/release/lock.sql", id)
@@ -249,6 +256,13 @@ impl Bmdb {
                         .fetch_optional(&mut *tx)
                         .await
                         .doing(WHAT)?;
+                if matches!(state, State::Failed | State::Skipped) {
+                    // Should it be heard again, nobody waits for it by then.
+                    sqlx::query_file!("sql/release/withdraw_one.sql", id, machine.0)
+                        .execute(&mut *tx)
+                        .await
+                        .doing(WHAT)?;
+                }
                 let event = match state {
                     State::Done => "ReleaseRuns",
                     State::Failed => "ReleaseFailed",

@@ -131,6 +131,7 @@ fn update(said: v1::Update) -> Result<RollOutView, CliError> {
         paused: said.paused,
         ended_at: said.ended_at.and_then(moment),
         ended: said.ended,
+        counts: said.counts,
         machines: said.machines.into_iter().map(machine).collect::<Result<_, _>>()?,
     })
 }

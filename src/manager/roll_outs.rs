@@ -4,6 +4,7 @@
 //! planned. Nothing is remembered between two passes: a shepherd that dies in the middle of one leaves nothing that the
 //! next one does not read.
 
+use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::bmdb::session::{Session, Sessions};
 use crate::manager::control_loop::panic_text;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
-use crate::model::roll_out::{Step, plan};
+use crate::model::roll_out::{Step, control_plane_of, disturbed, plan};
 
 /// Who starts its sessions.
 pub const COMPONENT: &str = "roll-out";
@@ -39,7 +40,7 @@ pub async fn run(sessions: Sessions, metrics: ManagerMetrics, stop: Cancellation
     }
 }
 
-/// Sees to roll-outs for as long as there are any, if nobody else does.
+/// Sees to roll-outs for as long as there are any, or waits for as long as somebody else does.
 async fn see_to_them(sessions: &Sessions, metrics: &ManagerMetrics, stop: &CancellationToken) {
     // Never given up half-way: a session that commits after we have stopped would stay open.
     let session = match sessions.start(COMPONENT, serde_json::json!({})).await {
@@ -48,16 +49,23 @@ async fn see_to_them(sessions: &Sessions, metrics: &ManagerMetrics, stop: &Cance
     };
     metrics.session_started(COMPONENT);
     let bmdb = sessions.bmdb();
-    match bmdb.take_lease(&session, LEASE.0, LEASE.1).await {
-        Ok(Some(lease)) => {
-            hold(bmdb, &session, &lease, stop).await;
-            if let Err(error) = bmdb.give_back_lease(&lease).await {
-                tracing::warn!(%error, "cannot give back a lease; the reaper will");
+    while !stop.is_cancelled() && !session.lost().is_cancelled() {
+        match bmdb.take_lease(&session, LEASE.0, LEASE.1).await {
+            Ok(Some(lease)) => {
+                hold(bmdb, &session, &lease, stop).await;
+                if let Err(error) = bmdb.give_back_lease(&lease).await {
+                    tracing::warn!(%error, "cannot give back a lease; the reaper will");
+                }
+                break;
             }
+            // Whoever has it sees to them.
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "cannot take the lease of roll-outs; trying again"),
         }
-        // Whoever has it sees to them.
-        Ok(None) => {}
-        Err(error) => tracing::warn!(%error, "cannot take the lease of roll-outs; trying again"),
+        stop.run_until_cancelled(tokio::time::sleep(IDLE)).await;
+        if bmdb.active_roll_outs().await.is_ok_and(|active| active.is_empty()) {
+            break;
+        }
     }
     if !session.lost().is_cancelled()
         && let Err(error) = sessions.close(&session, "no roll-out is seen to any more").await
@@ -94,15 +102,31 @@ async fn hold(bmdb: &Bmdb, session: &Session, lease: &NamedLease, stop: &Cancell
 /// One pass over each; says whether there was one.
 async fn passes(bmdb: &Bmdb, lease: &NamedLease) -> Result<bool, BmdbError> {
     let active = bmdb.active_roll_outs().await?;
+    let mut all = Vec::new();
     for id in &active {
-        let Some(found) = bmdb.found_roll_out(id).await? else { continue };
-        let planned = plan(&found.roll_out, &found.members, found.may_begin, found.now);
+        all.extend(bmdb.found_roll_out(id).await?.map(|found| (id, found)));
+    }
+    // Of one control plane two roll-outs may each have a machine.
+    let mut asked: BTreeSet<(&String, String)> = BTreeSet::new();
+    for (id, found) in &all {
+        asked.extend(disturbed(&found.members).map(|cluster| (*id, cluster.to_owned())));
+    }
+    for (id, found) in &all {
+        let elsewhere =
+            asked.iter().filter(|(other, _)| other != id).map(|(_, cluster)| cluster.clone()).collect();
+        let planned = plan(&found.roll_out, &found.members, &elsewhere, found.may_begin, found.now);
         bmdb.said_of_roll_out(lease, id, planned.waits.into_iter().collect()).await?;
         for step in planned.steps {
             failpoint::pass(COMPONENT, "step");
             tracing::info!(update = id, ?step, "a step of a roll-out");
             match step {
-                Step::Order(machine) => bmdb.order_release(lease, (id, &found), machine).await?,
+                Step::Order(machine) => {
+                    let members = found.members.iter().filter(|member| member.machine == machine);
+                    asked.extend(
+                        members.filter_map(control_plane_of).map(|cluster| (*id, cluster.to_owned())),
+                    );
+                    bmdb.order_release(lease, (id, found), machine).await?;
+                }
                 Step::Conclude(machine, state, said) => {
                     bmdb.conclude_release(lease, id, (machine, state), &said).await?;
                 }

@@ -156,14 +156,33 @@ pub struct Plan {
     pub waits: BTreeMap<MachineId, String>,
 }
 
-/// Decides; `may_begin` is how many more machines the fleet's budget allows now.
+/// Clusters of which these machines, being asked, are of the control plane.
+pub fn disturbed(members: &[Member]) -> impl Iterator<Item = &str> {
+    members.iter().filter(|member| member.state == State::Ordered).filter_map(control_plane_of)
+}
+
+/// Decides; `elsewhere` are the clusters whose control planes other roll-outs disturb, and `may_begin` is how many more
+/// machines the fleet's budget allows now.
+///
+/// Standing still comes before what it is for: whoever dies in between finds the machine as it was, judges it again, and
+/// has asked nobody else.
 #[must_use]
-pub fn plan(roll_out: &RollOut, members: &[Member], may_begin: usize, now: Timestamp) -> Plan {
+pub fn plan(
+    roll_out: &RollOut,
+    members: &[Member],
+    elsewhere: &BTreeSet<String>,
+    may_begin: usize,
+    now: Timestamp,
+) -> Plan {
     let mut plan = Plan::default();
     let mut failed = Vec::new();
     let (mut in_flight, mut open) = (0_usize, 0_usize);
-    let mut disturbed: BTreeSet<&str> = BTreeSet::new();
+    let mut disturbed: BTreeSet<&str> = elsewhere.iter().map(String::as_str).collect();
     for member in members.iter().filter(|member| member.state == State::Ordered) {
+        if member.leaves {
+            plan.steps.push(leaves(member));
+            continue;
+        }
         match judge(roll_out, member, now) {
             Ok(Some(wait)) => {
                 in_flight += 1;
@@ -188,8 +207,7 @@ pub fn plan(roll_out: &RollOut, members: &[Member], may_begin: usize, now: Times
     let mut left = may_begin;
     for member in members.iter().filter(|member| member.state == State::Waiting) {
         if member.leaves {
-            let said = "it leaves the fleet".to_owned();
-            plan.steps.push(Step::Conclude(member.machine, State::Skipped, said));
+            plan.steps.push(leaves(member));
             continue;
         }
         if member.report.as_ref().is_some_and(|(report, _)| report.sha256 == roll_out.sha256) {
@@ -222,12 +240,18 @@ pub fn plan(roll_out: &RollOut, members: &[Member], may_begin: usize, now: Times
     if open == 0 {
         plan.steps.push(Step::Finish);
     } else if !failed.is_empty() {
-        plan.steps.push(Step::Pause(failed.join("; ")));
+        plan.steps.insert(0, Step::Pause(failed.join("; ")));
     }
     plan
 }
 
-fn control_plane_of(member: &Member) -> Option<&str> {
+fn leaves(member: &Member) -> Step {
+    Step::Conclude(member.machine, State::Skipped, "it leaves the fleet".to_owned())
+}
+
+/// The cluster of whose control plane a machine is, if it is of one.
+#[must_use]
+pub fn control_plane_of(member: &Member) -> Option<&str> {
     member.node.as_ref().filter(|node| node.control_plane).map(|node| node.cluster.as_str())
 }
 
@@ -341,6 +365,10 @@ mod tests {
         Some(Node { cluster, control_plane, healthy: true, seen_at: Some(at(30)), all_reached: true })
     }
 
+    fn none() -> BTreeSet<String> {
+        BTreeSet::new()
+    }
+
     fn orders(plan: &Plan) -> Vec<u128> {
         let of = |step: &Step| match step {
             Step::Order(machine) => Some(machine.0.as_u128()),
@@ -392,7 +420,7 @@ mod tests {
             ("it is not well", Member { phase: Phase::Recovering, ..member(1) }, vec![2]),
             ("it has no such role server", Member { report: None, ..member(1) }, vec![2]),
         ] {
-            let plan = plan(&roll_out(1), &[first, member(2), member(3)], 9, at(40));
+            let plan = plan(&roll_out(1), &[first, member(2), member(3)], &none(), 9, at(40));
             assert_eq!(orders(&plan), expected, "{what}: {plan:?}");
             assert!(plan.waits.contains_key(&member(3).machine), "{what}: {plan:?}");
         }
@@ -418,42 +446,68 @@ mod tests {
                 "m1: it runs the release and is not",
             ),
         ] {
-            let plan = plan(&roll_out(2), &[first, member(2)], 9, now);
+            let plan = plan(&roll_out(2), &[first, member(2)], &none(), 9, now);
             assert_eq!(orders(&plan), [0; 0], "{what}");
-            let Some(Step::Pause(why)) = plan.steps.last() else { panic!("{what}: {plan:?}") };
+            // It stands still first: else whoever comes next finds no failure, and asks the next machine.
+            let Some(Step::Pause(why)) = plan.steps.first() else { panic!("{what}: {plan:?}") };
             assert!(why.starts_with(expected), "{what}: {why}");
-            assert!(matches!(plan.steps[0], Step::Conclude(_, State::Failed, _)), "{what}");
+            assert!(matches!(plan.steps[1], Step::Conclude(_, State::Failed, _)), "{what}");
         }
         let paused = RollOut { paused: Some("kim".to_owned()), ..roll_out(2) };
-        assert_eq!(plan(&paused, &[member(1)], 9, at(40)).steps, []);
+        assert_eq!(plan(&paused, &[member(1)], &none(), 9, at(40)).steps, []);
         // One that is through while it stands still is.
         let through = Member { report: report(1, NEW, None), ..ordered(1) };
-        let steps = plan(&paused, &[through, member(2)], 9, at(40)).steps;
+        let steps = plan(&paused, &[through, member(2)], &none(), 9, at(40)).steps;
         assert!(matches!(steps[..], [Step::Conclude(_, State::Done, _)]), "{steps:?}");
     }
 
     #[test]
     fn few_at_a_time_and_of_a_control_plane_one() {
         let many: Vec<Member> = (1..=5).map(member).collect();
-        assert_eq!(orders(&plan(&roll_out(3), &many, 9, at(40))), [1, 2, 3]);
-        assert_eq!(orders(&plan(&roll_out(3), &many, 2, at(40))), [1, 2], "no more than the budget allows");
+        assert_eq!(orders(&plan(&roll_out(3), &many, &none(), 9, at(40))), [1, 2, 3]);
+        assert_eq!(
+            orders(&plan(&roll_out(3), &many, &none(), 2, at(40))),
+            [1, 2],
+            "no more than the budget allows"
+        );
         let of = |number, cluster, part| Member { node: node(cluster, part), ..member(number) };
         let all = [of(1, "a", true), of(2, "a", true), of(3, "b", true), of(4, "a", false), of(5, "a", true)];
-        assert_eq!(orders(&plan(&roll_out(9), &all, 9, at(40))), [1, 3, 4]);
+        assert_eq!(orders(&plan(&roll_out(9), &all, &none(), 9, at(40))), [1, 3, 4]);
         let first = Member { state: State::Ordered, generation: Some(1), ..of(1, "a", true) };
-        assert_eq!(orders(&plan(&roll_out(9), &[first, of(2, "a", true)], 9, at(40))), [0; 0]);
+        assert_eq!(orders(&plan(&roll_out(9), &[first, of(2, "a", true)], &none(), 9, at(40))), [0; 0]);
+    }
+
+    #[test]
+    fn what_another_roll_out_disturbs_is_left_alone() {
+        let of = |number, cluster, part| Member { node: node(cluster, part), ..member(number) };
+        let asked = Member { state: State::Ordered, generation: Some(1), ..of(7, "a", true) };
+        let elsewhere: BTreeSet<String> =
+            disturbed(&[asked, of(8, "b", true), ordered(9)]).map(str::to_owned).collect();
+        assert_eq!(elsewhere, BTreeSet::from(["a".to_owned()]));
+        let all = [of(1, "a", true), of(2, "a", false), of(3, "b", true)];
+        assert_eq!(orders(&plan(&roll_out(9), &all, &elsewhere, 9, at(40))), [2, 3]);
+    }
+
+    #[test]
+    fn machine_that_leaves_is_no_failure() {
+        let leaving = Member { leaves: true, phase: Phase::Retiring, ..ordered(1) };
+        for now in [at(40), at(100_000)] {
+            let steps = plan(&roll_out(1), &[leaving.clone(), member(2)], &none(), 9, now).steps;
+            assert!(matches!(steps[0], Step::Conclude(_, State::Skipped, _)), "{steps:?}");
+            assert!(!steps.iter().any(|step| matches!(step, Step::Pause(_))), "{steps:?}");
+        }
     }
 
     #[test]
     fn it_ends_when_every_machine_is_through() {
         let through = Member { report: report(1, NEW, None), ..ordered(1) };
         let failed = Member { state: State::Failed, ..member(2) };
-        let steps = plan(&roll_out(1), &[through, failed.clone()], 9, at(40)).steps;
+        let steps = plan(&roll_out(1), &[through, failed.clone()], &none(), 9, at(40)).steps;
         assert_eq!(steps.last(), Some(&Step::Finish));
-        assert_eq!(plan(&roll_out(1), &[failed, ordered(3)], 9, at(40)).steps, []);
+        assert_eq!(plan(&roll_out(1), &[failed, ordered(3)], &none(), 9, at(40)).steps, []);
         // Also when the last one has failed: nothing is left to stand still for.
         let last = Member { report: report(1, OLD, Some("no")), ..ordered(1) };
-        assert_eq!(plan(&roll_out(1), &[last], 9, at(40)).steps.last(), Some(&Step::Finish));
+        assert_eq!(plan(&roll_out(1), &[last], &none(), 9, at(40)).steps.last(), Some(&Step::Finish));
     }
 
     #[test]

@@ -33,7 +33,9 @@ pub struct RollOutView {
     pub ended_at: Option<Timestamp>,
     /// How: `finished` or `aborted`.
     pub ended: Option<String>,
-    /// Its machines.
+    /// How many of its machines are in each state.
+    pub counts: BTreeMap<String, u32>,
+    /// Its machines, where it was asked about alone.
     pub machines: Vec<RollOutMachineView>,
 }
 
@@ -66,11 +68,8 @@ impl RollOutView {
     /// How many machines are in each state, as `done 3, waiting 5`.
     #[must_use]
     pub fn counts(&self) -> String {
-        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for machine in &self.machines {
-            *counts.entry(&machine.state).or_default() += 1;
-        }
-        let counts: Vec<String> = counts.iter().map(|(state, count)| format!("{state} {count}")).collect();
+        let counts: Vec<String> =
+            self.counts.iter().map(|(state, count)| format!("{state} {count}")).collect();
         counts.join(", ")
     }
 }

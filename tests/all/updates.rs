@@ -128,8 +128,12 @@ impl Fleet {
         let end = Instant::now() + PATIENCE;
         while !holds().await? {
             if Instant::now() > end {
-                let updates = self.updates().await?;
-                bail!("waited in vain until {what}: {updates:#?}");
+                let machines = "SELECT roll_out_id, name, state, coalesce(said, '')
+                                FROM roll_out_machine JOIN (SELECT machine_id, provider_id AS name FROM machine_provided) p
+                                USING (machine_id)";
+                let machines: Vec<(String, String, String, String)> =
+                    sqlx::query_as(machines).fetch_all(&self.pool).await?;
+                bail!("waited in vain until {what}: {machines:#?}");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -161,12 +165,13 @@ impl Fleet {
         Ok(id.context("an id")?.to_owned())
     }
 
-    async fn updates(&self) -> Result<Vec<RollOutView>> {
-        Ok(self.listener.bmdb.inspect(|tx| Box::pin(async move { roll_outs(tx, None).await })).await?.0)
-    }
-
     async fn update(&self, id: &str) -> Result<RollOutView> {
-        self.updates().await?.into_iter().find(|update| update.id == id).context("no such update")
+        let id = id.to_owned();
+        let look = self.listener.bmdb.inspect(move |tx| {
+            let id = id.clone();
+            Box::pin(async move { roll_outs(tx, Some(&id)).await })
+        });
+        look.await?.0.pop().context("no such update")
     }
 
     /// What is at each machine's stable path.
@@ -237,7 +242,7 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
         .until("all have it", async || Ok(fleet.update(&id).await?.ended.as_deref() == Some("finished")))
         .await?;
     assert_eq!(fleet.update(&id).await?.counts(), "done 3");
-    assert_eq!(fleet.programs()?, vec![digest; 3]);
+    assert_eq!(fleet.programs()?, vec![digest.clone(); 3]);
     for ((machine, host), process) in fleet.machines.iter().zip(processes) {
         assert_eq!(host.agent()?.instance, process, "it is the same process");
         assert_eq!(fleet.events(*machine).await?, ["ReleaseOrdered", "ReleaseRuns"]);
@@ -252,6 +257,24 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
     .fetch_one(&fleet.pool)
     .await?;
     assert_eq!(overlaps, 0, "two machines were asked at once");
+
+    // All of them are listed without their machines, which may be many.
+    let look = fleet.listener.bmdb.inspect(|tx| Box::pin(async move { roll_outs(tx, None).await }));
+    let all = look.await?.0;
+    assert_eq!((all[0].counts().as_str(), all[0].machines.len()), ("done 3", 0));
+
+    // What the next one comes to is no reason for a takeover to set back what they became.
+    fleet.add("bad", b"#!/bin/sh\nexit 1\n").await?;
+    let bad = fleet.roll_out("bad", 1).await?;
+    fleet
+        .until(
+            "one has given it up",
+            async || Ok(fleet.update(&bad).await?.counts() == "failed 1, waiting 2"),
+        )
+        .await?;
+    for (machine, _) in &fleet.machines {
+        assert_eq!(fleet.listener.bmdb.updated_to(*machine).await?.as_ref(), Some(&digest));
+    }
     Ok(fleet.stop().await?)
 }
 
@@ -261,9 +284,18 @@ async fn bad_release_stops_after_the_first_machine_until_somebody_decides() -> T
     let before = fleet.programs()?;
     fleet.add("bad", b"#!/bin/sh\nexit 1\n").await?;
     let id = fleet.roll_out("bad", 1).await?;
-    fleet.until("it stands still", async || Ok(fleet.update(&id).await?.paused.is_some())).await?;
+    fleet
+        .until("the first one has failed", async || {
+            let update = fleet.update(&id).await?;
+            anyhow::ensure!(update.paused.is_some() || !update.counts().contains("failed"), "{update:#?}");
+            Ok(update.counts() == "failed 1, waiting 2")
+        })
+        .await?;
     let update = fleet.update(&id).await?;
-    assert_eq!(update.counts(), "failed 1, waiting 2", "{update:#?}");
+    // Nobody waits for it any more, so nobody asks it again.
+    let asked: Vec<bool> =
+        sqlx::query_scalar("SELECT withdrawn FROM release_order").fetch_all(&fleet.pool).await?;
+    assert_eq!(asked, [true]);
     let why = update.paused.clone().context("a reason")?;
     assert!(why.starts_with(&update.machines[0].name) && why.contains("it ended before a shepherd"), "{why}");
     assert_eq!(fleet.events(fleet.machines[0].0).await?, ["ReleaseOrdered", "ReleaseFailed"]);
@@ -275,7 +307,7 @@ async fn bad_release_stops_after_the_first_machine_until_somebody_decides() -> T
             Ok(fleet.update(&id).await?.counts() == "failed 2, waiting 1")
         })
         .await?;
-    fleet.until("it says so", async || Ok(fleet.update(&id).await?.paused.is_some())).await?;
+    assert!(fleet.update(&id).await?.paused.is_some());
     fleet.listener.bmdb.change_roll_out(order("it is bad"), id.clone(), RollOutChange::Abort).await?;
     let update = fleet.update(&id).await?;
     assert_eq!((update.stage(), update.counts().as_str()), ("aborted", "failed 2, skipped 1"));

@@ -118,6 +118,7 @@ fn update(view: RollOutView) -> v1::Update {
         paused: view.paused,
         ended_at: view.ended_at.map(at),
         ended: view.ended,
+        counts: view.counts,
         machines: view.machines.into_iter().map(machine).collect(),
     }
 }

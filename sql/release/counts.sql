@@ -1,0 +1,4 @@
+-- How many machines of each roll-out are how far.
+SELECT roll_out_id, state, count(*) AS "count!" FROM roll_out_machine
+WHERE $1::TEXT IS NULL OR roll_out_id = $1
+GROUP BY roll_out_id, state
