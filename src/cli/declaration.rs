@@ -31,6 +31,7 @@ struct ServiceTable {
     name: String,
     program: Option<String>,
     artefact: Option<String>,
+    archive: Option<String>,
     url: Option<String>,
     #[serde(default)]
     arguments: Vec<String>,
@@ -116,15 +117,24 @@ impl RoleFile {
 
 impl ServiceTable {
     fn declared(self, beside: &Path) -> Result<wire::Service, String> {
-        let source = match (self.program, self.artefact) {
-            (Some(path), None) => wire::program::Source::Path(path),
-            (None, Some(digest)) => wire::program::Source::Artefact(digest),
+        let url = self.url.unwrap_or_default();
+        let of = |source, url| wire::service::Run::Program(wire::Program { source: Some(source), url });
+        let run = match (self.program, self.artefact, self.archive) {
+            (Some(path), None, None) => of(wire::program::Source::Path(path), url),
+            (None, Some(digest), None) => of(wire::program::Source::Artefact(digest), url),
+            (Some(program), None, Some(archive)) if url.is_empty() => {
+                wire::service::Run::RootFilesystem(wire::RootFilesystem { archive, program })
+            }
+            (_, _, Some(_)) => {
+                let said = "with an archive it has a program, by its absolute path in there, and neither an artefact nor a \
+                            url: nodes have archives from the shepherds (shepherdctl artefacts add)";
+                return Err(said.to_owned());
+            }
             _ => {
                 let said = "it has either a program, by its absolute path on the node, or an artefact, by its SHA-256";
                 return Err(said.to_owned());
             }
         };
-        let program = wire::Program { source: Some(source), url: self.url.unwrap_or_default() };
         let restart = match self.restart {
             None => wire::RestartPolicy::Unspecified,
             Some(Restart::Always) => wire::RestartPolicy::Always,
@@ -133,7 +143,7 @@ impl ServiceTable {
         };
         Ok(wire::Service {
             name: self.name,
-            run: Some(wire::service::Run::Program(program)),
+            run: Some(run),
             arguments: self.arguments,
             environment: self.environment,
             files: self.file.into_iter().map(|file| file.declared(beside)).collect::<Result<_, _>>()?,
@@ -293,6 +303,25 @@ health = { tcp = 53 }
         assert_eq!(helper.depends_on, ["server"]);
         let Some(wire::service::Run::Program(program)) = &helper.run else { panic!("{helper:?}") };
         assert_eq!(program.url, "http://10.0.0.1/helper");
+    }
+
+    #[test]
+    fn archive_is_a_root_filesystem() {
+        let text = |program: &str| {
+            let archive = "ab".repeat(32);
+            format!(
+                "role = \"box\"\n[[service]]\nname = \"server\"\narchive = \"{archive}\"\nuser = \"7\"\n{program}"
+            )
+        };
+        let declaration = read_text(&text("program = \"/bin/server\"\n")).unwrap();
+        let Some(wire::service::Run::RootFilesystem(root)) = &declaration.to_wire().services[0].run else {
+            panic!("{declaration:?}")
+        };
+        assert_eq!((root.program.as_str(), root.archive.len()), ("/bin/server", 64));
+        for wrong in ["", "artefact = \"x\"\n", "program = \"/bin/server\"\nurl = \"http://10.0.0.1/x\"\n"] {
+            let said = read_text(&text(wrong)).unwrap_err();
+            assert!(said.contains("with an archive it has a program"), "{wrong}: {said}");
+        }
     }
 
     #[test]

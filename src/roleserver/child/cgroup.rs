@@ -11,7 +11,7 @@
 //! A host may let us have no groups at all: in a container, or where the role server is no root. Then programs run without
 //! limits, and only what was written down is found again; [`Mounts::is_none`] says so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,8 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::roleserver::child::spec::Limits;
 
+/// Where version 2 is mounted on every host that has it alone.
+const UNIFIED: &str = "/sys/fs/cgroup";
 /// The group of the role server itself, where it had to move.
 const OWN: &str = "agent";
 /// Controllers of version 1 that limits need.
@@ -134,6 +136,23 @@ impl Mounts {
         self.unified.is_none() && self.first.is_empty()
     }
 
+    /// A group inside that of a child, as runc takes it: from its own on where each controller has a tree, and from the
+    /// mount on where all share one (`cgroupsPath` of the runtime specification; runc 1.1 takes the group above its own
+    /// for its own there). In hierarchies that have no group of the child, it is one beside all others, and so it carries
+    /// the family in its name.
+    #[must_use]
+    pub fn inner(&self, family: &str, name: &str) -> String {
+        let inner = format!("{family}.{name}");
+        match &self.unified {
+            Some(own) if self.first.is_empty() => {
+                let path = own.join(family).join(name).join(&inner);
+                let below = path.strip_prefix(UNIFIED).map(|below| Path::new("/").join(below));
+                below.unwrap_or_else(|_| PathBuf::from(&inner)).to_string_lossy().into_owned()
+            }
+            _ => inner,
+        }
+    }
+
     /// Makes the group of one child, with these limits. `family` tells the children of one role server from another's.
     pub fn group(&self, family: &str, name: &str, limits: &Limits) -> Result<Group, CgroupError> {
         let mut group = Group::default();
@@ -242,17 +261,23 @@ impl Group {
         Ok(())
     }
 
-    /// The pids of those in it.
-    pub fn processes(&self) -> Result<Vec<i32>, CgroupError> {
-        let Some(path) = self.directories().next() else { return Ok(Vec::new()) };
-        match fs::read_to_string(path.join("cgroup.procs")) {
-            // One of another pid namespace is told as 0.
-            Ok(text) => {
-                Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect())
+    /// The pids of those in it, and in groups that somebody made inside it: in any hierarchy, because whoever makes groups
+    /// need not make them in all (runc 1.1 puts what it runs elsewhere in version 2, where that is mounted beside version 1).
+    pub fn processes(&self) -> Result<BTreeSet<i32>, CgroupError> {
+        let mut pids = BTreeSet::new();
+        for path in self.directories().flat_map(|path| inside(path)) {
+            match fs::read_to_string(path.join("cgroup.procs")) {
+                // One of another pid namespace is told as 0.
+                Ok(text) => {
+                    pids.extend(
+                        text.lines().filter_map(|line| line.parse().ok()).filter(|pid: &i32| *pid > 0),
+                    );
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(failed("reading the control group", &path)(error)),
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(failed("reading the control group", path)(error)),
         }
+        Ok(pids)
     }
 
     /// Kills all that is in it, and waits until it is empty; says how many there were. Blocks.
@@ -260,17 +285,16 @@ impl Group {
         let first = self.processes()?;
         let end = Instant::now() + PATIENCE;
         let mut left = first.clone();
-        while !left.is_empty() {
-            let Some(path) = self.directories().next() else { break };
+        while let (Some(&pid), Some(path)) = (left.first(), self.directories().next()) {
             if Instant::now() >= end {
-                let hangs = format!("process {} does not end, not even when killed", left[0]);
+                let hangs = format!("process {pid} does not end, not even when killed");
                 return Err(failed("emptying the control group", path)(Error::new(
                     ErrorKind::TimedOut,
                     hangs,
                 )));
             }
             // All at once where the kernel can (Linux 5.14), so that none forks away meanwhile.
-            if fs::write(path.join("cgroup.kill"), "1").is_err() {
+            if fs::write(path.join("cgroup.kill"), "1").is_err() || !self.first.is_empty() {
                 self.kill_each(&left)?;
             }
             std::thread::sleep(PAUSE);
@@ -279,7 +303,7 @@ impl Group {
         Ok(first.len())
     }
 
-    fn kill_each(&self, pids: &[i32]) -> Result<(), CgroupError> {
+    fn kill_each(&self, pids: &BTreeSet<i32>) -> Result<(), CgroupError> {
         for pid in pids {
             let Some(Ok(handle)) =
                 Pid::from_raw(*pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()))
@@ -299,12 +323,28 @@ impl Group {
     /// is found again.
     pub fn remove(&self) {
         for path in self.directories() {
-            let _ = fs::remove_dir(path);
+            for inner in inside(path).into_iter().rev() {
+                let _ = fs::remove_dir(inner);
+            }
             if let Some(family) = path.parent() {
                 let _ = fs::remove_dir(family);
             }
         }
     }
+}
+
+/// A group and all inside it, each before what is inside it.
+fn inside(group: &Path) -> Vec<PathBuf> {
+    let mut all = vec![group.to_owned()];
+    let mut next = 0;
+    while let Some(path) = all.get(next) {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let groups: Vec<PathBuf> = groups.map(|entry| entry.path()).collect();
+        all.extend(groups);
+        next += 1;
+    }
+    all
 }
 
 #[cfg(test)]
@@ -383,7 +423,7 @@ mod tests {
             Mounts::none().group("family", "web", &Limits { tasks: Some(1), ..Limits::default() }).unwrap();
         assert_eq!(group, Group::default());
         group.join().unwrap();
-        assert_eq!((group.processes().unwrap(), group.kill().unwrap()), (vec![], 0));
+        assert_eq!((group.processes().unwrap(), group.kill().unwrap()), (BTreeSet::new(), 0));
         group.remove();
     }
 }

@@ -6,5 +6,6 @@ mod node;
 mod renewal;
 mod restoring;
 mod roles;
+mod roots;
 mod services;
 mod updating;

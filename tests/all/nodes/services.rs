@@ -54,7 +54,7 @@ fn script(name: &str, script: &str, depends_on: &[&str]) -> wire::Service {
     }
 }
 
-fn every(milliseconds: u64, probe: wire::health_check::Probe) -> wire::HealthCheck {
+pub(super) fn every(milliseconds: u64, probe: wire::health_check::Probe) -> wire::HealthCheck {
     wire::HealthCheck { probe: Some(probe), interval_ms: milliseconds, timeout_ms: 0, failures: 2 }
 }
 
@@ -163,7 +163,7 @@ async fn statuses(owner: &Owner, node: &Node) -> Result<BTreeMap<String, wire::S
 }
 
 /// Waits until the curator says this of a service.
-async fn until_status(
+pub(super) async fn until_status(
     owner: &Owner,
     node: &Node,
     service: &str,

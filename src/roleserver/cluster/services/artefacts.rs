@@ -148,11 +148,15 @@ pub fn needed(wanted: &BTreeMap<Id, Wanted>) -> BTreeMap<Sha256, String> {
     let runs = wanted.values().filter_map(|service| Some(&service.rendered.as_ref().ok()?.0.run));
     let mut needed = BTreeMap::new();
     for run in runs {
-        if let Run::Artefact { digest, url } = run {
-            let known: &mut String = needed.entry(*digest).or_default();
-            if known.is_empty() {
-                known.clone_from(url);
-            }
+        let (digest, url) = match run {
+            Run::Path(_) => continue,
+            Run::Artefact { digest, url } => (digest, url.as_str()),
+            // Any shepherd has it, or somebody put it there.
+            Run::RootFilesystem { archive, .. } => (archive, ""),
+        };
+        let known: &mut String = needed.entry(*digest).or_default();
+        if known.is_empty() {
+            url.clone_into(known);
         }
     }
     needed

@@ -5,21 +5,23 @@
 //! that the next role server knows whether what runs is still what is to run. Its own directory is below
 //! `cluster/services/`.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::declaration::Run;
+use crate::model::declaration::{Run, Sha256};
 use crate::roleserver::child::keep::{KeepError, Places, end_within, find, find_or_start};
 use crate::roleserver::child::launch::{LaunchError, Order, Record, launch};
 use crate::roleserver::child::log;
-use crate::roleserver::child::spec::Spec;
+use crate::roleserver::child::spec::{Spec, User};
 use crate::roleserver::cluster::services::artefacts::Store;
-use crate::roleserver::cluster::services::placing::{PlacingError, link, place};
+use crate::roleserver::cluster::services::placing::{Placed, PlacingError, link, place};
+use crate::roleserver::cluster::services::root::{self, Around, Bundle};
 use crate::roleserver::cluster::services::state::Note;
-use crate::roleserver::cluster::services::users::account;
+use crate::roleserver::cluster::services::users::{Account, account};
 use crate::roleserver::cluster::services::wanted::{Id, Rendered, Wanted};
 use crate::roleserver::durable::{self, Durability};
 
@@ -145,17 +147,18 @@ impl Hands {
         note: &Note,
     ) -> Result<(Record, OwnedFd), HandsError> {
         let (rendered, _) = wanted.rendered.as_ref().map_err(|why| HandsError::Rendering(why.clone()))?;
-        let program = match &rendered.run {
-            Run::Path(path) => PathBuf::from(path),
+        let files = before.map(|before| before.files.clone()).unwrap_or_default();
+        let spec = match &rendered.run {
+            Run::Path(path) => self.spec(wanted, Path::new(path))?,
             // By way of the directory that it runs in: no other way leads there but for us.
-            Run::Artefact { .. } => Path::new("/proc/self/cwd").join(LINK),
-            Run::RootFilesystem { .. } => {
-                return Err(HandsError::Rendering("root filesystems cannot be run".to_owned()));
+            Run::Artefact { .. } => self.spec(wanted, &Path::new("/proc/self/cwd").join(LINK))?,
+            Run::RootFilesystem { archive, program } => {
+                let spec = self.rooted(wanted, (*archive, program), &files)?;
+                self.write_note(note, Durability::Durable)?;
+                return Ok(find_or_start(&spec, &self.places)?);
             }
         };
-        let spec = self.spec(wanted, &program)?;
         if let Some(owner) = spec.user {
-            let files = before.map(|before| before.files.clone()).unwrap_or_default();
             place(&spec.directory, owner, &rendered.files, &files)?;
         }
         if let Run::Artefact { digest, .. } = &rendered.run {
@@ -165,10 +168,72 @@ impl Hands {
         Ok(find_or_start(&spec, &self.places)?)
     }
 
+    fn bundle_of(&self, id: &Id) -> Bundle {
+        Bundle(self.places.directory.join(id.child()).join("bundle"))
+    }
+
+    /// Puts a root filesystem and all that is to be in it in their places; what runs it is runc.
+    fn rooted(
+        &self,
+        wanted: &Wanted,
+        (archive, program): (Sha256, &str),
+        before: &BTreeSet<String>,
+    ) -> Result<Spec, HandsError> {
+        let (rendered, digest) =
+            wanted.rendered.as_ref().map_err(|why| HandsError::Rendering(why.clone()))?;
+        if !rustix::process::geteuid().is_root() {
+            let why = "a root filesystem is run by a role server that runs as root, and this one does not";
+            return Err(HandsError::Rendering(why.to_owned()));
+        }
+        let runc = root::runc().map_err(HandsError::Rendering)?;
+        let Account { user, .. } = account(&rendered.user).map_err(HandsError::Account)?;
+        let (bundle, name, own) =
+            (self.bundle_of(&wanted.id), wanted.id.child(), self.directory_of(&wanted.id));
+        let failed = |doing: &'static str| {
+            let path = bundle.0.clone();
+            move |source| HandsError::Io { doing, path, source }
+        };
+        bundle.forget(&name).map_err(failed("clearing up"))?;
+        bundle.prepare(&self.store.path(archive), archive).map_err(failed("unpacking the archive into"))?;
+        // Those below its own directory are its own; those elsewhere are no more than shown to it.
+        let (shown, owned): (Vec<Placed>, Vec<Placed>) =
+            rendered.files.iter().cloned().partition(|file| file.path.starts_with('/'));
+        let mounted: Vec<String> = shown.iter().map(|file| file.path.clone()).collect();
+        let below = |file: Placed| Placed { path: file.path.trim_start_matches('/').to_owned(), ..file };
+        let shown: Vec<Placed> = shown.into_iter().map(below).collect();
+        let (gone, left): (BTreeSet<String>, BTreeSet<String>) =
+            before.iter().cloned().partition(|path| path.starts_with('/'));
+        let gone = gone.iter().map(|path| path.trim_start_matches('/').to_owned()).collect();
+        place(&own, user, &owned, &left)?;
+        place(&bundle.files(), user, &shown, &gone)?;
+        let group = self.places.mounts.inner(&self.places.family(), &name);
+        let around = Around {
+            own: &own,
+            files: &bundle.files(),
+            mounted: &mounted,
+            of_the_node: &root::of_the_node(&bundle.root(), &mounted),
+            group: &group,
+            name: &name,
+        };
+        bundle
+            .configure(&root::config(rendered, program, user, &around))
+            .map_err(failed("writing what runc is told in"))?;
+        Ok(Spec {
+            arguments: bundle.run(&name),
+            // What it runs is told apart by this alone: its command line is that of any other.
+            environment: BTreeMap::from([("SHEPHERD_SERVICE".to_owned(), digest.clone())]),
+            directory: bundle.0.clone(),
+            user: None,
+            groups: Vec::new(),
+            ..self.spec(wanted, &runc)?
+        })
+    }
+
     fn spec(&self, wanted: &Wanted, program: &Path) -> Result<Spec, HandsError> {
         let (rendered, _) = wanted.rendered.as_ref().map_err(|why| HandsError::Rendering(why.clone()))?;
-        let Rendered { arguments, environment, user, .. } = rendered;
+        let Rendered { run, arguments, environment, user, .. } = rendered;
         let account = account(user).map_err(HandsError::Account)?;
+        let rooted = matches!(run, Run::RootFilesystem { .. });
         Ok(Spec {
             name: wanted.id.child(),
             program: program.to_owned(),
@@ -177,7 +242,7 @@ impl Hands {
             directory: self.directory_of(&wanted.id),
             user: Some(account.user),
             groups: account.groups,
-            limits: wanted.limits,
+            limits: if rooted { root::limits(wanted.limits) } else { wanted.limits },
             stale: Vec::new(),
             stop_time: wanted.stop_time,
         })
@@ -188,9 +253,23 @@ impl Hands {
         let missing = || HandsError::Rendering("the check says no program".to_owned());
         let (program, arguments) = command.split_first().ok_or_else(missing)?;
         let spec = Spec { arguments: arguments.to_vec(), ..self.spec(wanted, Path::new(program))? };
+        let rooted = matches!(&wanted.rendered, Ok((Rendered { run: Run::RootFilesystem { .. }, .. }, _)));
+        let spec = if rooted {
+            let user = spec.user.unwrap_or(User { uid: 0, gid: 0 });
+            Spec {
+                program: root::runc().map_err(HandsError::Rendering)?,
+                arguments: self.bundle_of(&wanted.id).exec(&spec.name, user, command),
+                environment: BTreeMap::new(),
+                user: None,
+                groups: Vec::new(),
+                ..spec
+            }
+        } else {
+            spec
+        };
         let places = &self.places;
         let group =
-            places.mounts.group(&places.family(), &spec.name, &wanted.limits).map_err(KeepError::from)?;
+            places.mounts.group(&places.family(), &spec.name, &spec.limits).map_err(KeepError::from)?;
         let log = places.directory.join(&spec.name).join("check.log");
         Ok(launch(&places.launcher, &Order { spec, group, record: None, log })?)
     }
@@ -228,6 +307,12 @@ impl Hands {
         end_within(&name, &self.places, UNKNOWN_STOP)?;
         remove_tree(&self.directory_of(id))?;
         let directory = self.places.directory.join(&name);
+        let bundle = self.bundle_of(id);
+        bundle.forget(&name).map_err(|source| HandsError::Io {
+            doing: "clearing up",
+            path: bundle.0,
+            source,
+        })?;
         for log in ["output.log", "output.log.1", "check.log", "check.log.1"] {
             match std::fs::remove_file(directory.join(log)) {
                 Err(source) if source.kind() != ErrorKind::NotFound => {

@@ -18,6 +18,7 @@
 //! * [`keeper`][]: the loop that does it. [`work`][]: what takes time. [`hands`][]: what is done on the host.
 //! * [`artefacts`][]: programs by their digest; [`fetch`][]: from a URL, or from shepherds
 //!   ([`shepherds`][crate::roleserver::shepherds]).
+//! * [`root`][]: a root filesystem of its own, and what runc is told.
 //! * [`placing`][]: the files of a service. [`users`][]: as whom it runs. [`probe`][]: whether it is well.
 //!
 //! # What there is on the disk
@@ -49,6 +50,7 @@ pub mod placing;
 pub mod plan;
 pub mod probe;
 pub mod render;
+pub mod root;
 pub mod state;
 pub mod told;
 pub mod users;

@@ -270,10 +270,6 @@ impl Renderer<'_> {
     }
 
     fn service(&self, service: &Service) -> Result<Rendered, String> {
-        if matches!(service.run, Run::RootFilesystem { .. }) {
-            return Err("this release of the role server cannot run root filesystems yet: declare a program"
-                .to_owned());
-        }
         let environment =
             service.environment.iter().map(|(name, value)| Ok((name.clone(), self.text(value)?)));
         let files = service.files.iter().map(|file| {

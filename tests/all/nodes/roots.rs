@@ -1,0 +1,180 @@
+//! Services with a root filesystem of their own, run by a real runc.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use shepherd::proto::curator::v1 as wire;
+
+use super::node::{Node, Owner};
+use super::services::{declare, every, founded, instance, until_nothing_is_left, until_status, until_well};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::until;
+
+/// Says what it sees into its own directory, leaves a process behind, and ends when it is told to.
+const PROGRAM: &str = r#"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static volatile sig_atomic_t over;
+static void end(int signal) { (void)signal; over = 1; }
+int main(int count, char **words) {
+    char text[100] = "";
+    FILE *file;
+    if (count > 1 && !strcmp(words[1], "check")) return access("up", F_OK) ? 1 : 0;
+    signal(SIGTERM, end);
+    file = fopen("/etc/app.conf", "r");
+    if (!file || !fgets(text, sizeof text, file)) return 2;
+    fclose(file);
+    if (fork() == 0) for (;;) pause();
+    file = fopen("up", "w");
+    if (!file) return 3;
+    fprintf(file, "pid %d, user %d, %s, %s, the root is %s, the host is %s\n", getpid(), getuid(), getenv("WHO"), text,
+        open("/intruder", O_CREAT | O_WRONLY, 0600) < 0 && errno == EROFS ? "read-only" : "open", access("/var/lib", F_OK) ? "away" : "there");
+    fclose(file);
+    while (!over) usleep(10000);
+    fclose(fopen("ended", "w"));
+    return 0;
+}
+"#;
+
+/// An archive with that program alone, where the node keeps artefacts; its digest.
+fn archive(node: &Node, name: &str) -> Result<String> {
+    let place = tempfile::tempdir()?;
+    let (source, program) = (place.path().join("program.c"), place.path().join("program"));
+    std::fs::write(&source, PROGRAM)?;
+    let made = Command::new("cc").arg("-static").arg("-o").arg(&program).arg(&source).output()?;
+    ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let mut builder = tar::Builder::new(Vec::new());
+    for directory in ["bin", "etc"] {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Directory);
+        header.set_mode(0o755);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_size(0);
+        builder.append_data(&mut header, directory, std::io::empty())?;
+    }
+    builder.append_path_with_name(&program, format!("bin/{name}"))?;
+    let bytes = builder.into_inner()?;
+    let digest = hex::encode(ring::digest::digest(&ring::digest::SHA256, &bytes));
+    let artefacts = node.disk().join("artefacts");
+    std::fs::create_dir_all(&artefacts)?;
+    std::fs::write(artefacts.join(&digest), bytes)?;
+    Ok(digest)
+}
+
+/// How many processes run the program of that name, wherever its file is.
+fn running(name: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let words = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    words.filter(|words| words.starts_with(format!("/bin/{name}\0").as_bytes())).count()
+}
+
+/// Control groups of services that this node's role server has made, in whatever hierarchy.
+fn groups(node: &Node) -> Vec<PathBuf> {
+    let family = node.places().family();
+    let (mut found, mut places) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
+    while let Some(place) = places.pop() {
+        let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+        let inside = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        places.extend(inside.map(|entry| entry.path()));
+        found.extend(places.iter().filter(|path| path.to_string_lossy().contains("box_server")).cloned());
+    }
+    found.retain(|path| path.to_string_lossy().contains(&family));
+    found
+}
+
+fn service(archive: &str, name: &str, said: &str) -> wire::Service {
+    let check = wire::ExecCheck { command: vec![format!("/bin/{name}"), "check".to_owned()] };
+    wire::Service {
+        name: "server".to_owned(),
+        run: Some(wire::service::Run::RootFilesystem(wire::RootFilesystem {
+            archive: archive.to_owned(),
+            program: format!("/bin/{name}"),
+        })),
+        environment: [("WHO".to_owned(), "kim".to_owned())].into(),
+        files: vec![wire::File { path: "/etc/app.conf".to_owned(), contents: said.to_owned(), mode: 0o400 }],
+        user: "65533".to_owned(),
+        limits: Some(wire::Limits { tasks: 20, ..Default::default() }),
+        health_check: Some(every(500, wire::health_check::Probe::Exec(check))),
+        ..Default::default()
+    }
+}
+
+async fn until_said(own: &Path, part: &str) -> Result<String> {
+    let mut said = String::new();
+    until("it has said what it sees", async || {
+        said = std::fs::read_to_string(own.join("up")).unwrap_or_default();
+        Ok(said.contains(part))
+    })
+    .await
+    .with_context(|| said.clone())?;
+    Ok(said)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn program_runs_in_a_root_filesystem_and_nothing_of_it_outlives_its_service() -> TestResult {
+    let (owner, mut node): (Owner, Node) = founded().await?;
+    // As processes know it; other tests have none of that name.
+    let name = format!("box{}", std::process::id());
+    let digest = archive(&node, &name)?;
+    let first = declare(&owner, "box", &[service(&digest, &name, "one")]).await?;
+    owner.roles(&node, &["box"], &[]).await?;
+    if !rustix::process::geteuid().is_root() {
+        let waits = until_status(&owner, &node, "server", |status| status.message.contains("runs as root"));
+        waits.await?;
+        return Ok(());
+    }
+    let status = until_well(&owner, &node, "server", first).await?;
+    assert_eq!(status.restarts, 0, "{}", status.message);
+    let own = node.disk().join("services").join("box_server");
+    let said = until_said(&own, "one").await?;
+    assert_eq!(said, "pid 1, user 65533, kim, one, the root is read-only, the host is away\n");
+    let bundle = node.places().directory.join("box_server").join("bundle");
+    assert_eq!(std::fs::metadata(&bundle)?.permissions().mode() & 0o777, 0o700);
+    let runs = instance(&node, "box_server")?;
+    assert_eq!(running(&name), 2);
+    assert!(!groups(&node).is_empty());
+
+    // Another role server goes on with it.
+    node.stop().await?;
+    node.start()?;
+    owner.until_well(1, 1).await?;
+    until_well(&owner, &node, "server", first).await?;
+    assert_eq!(instance(&node, "box_server")?, runs);
+
+    // What stands for it is killed: nothing of it is left when it starts again.
+    runs.signal(rustix::process::Signal::KILL)?;
+    let again = until_status(&owner, &node, "server", |status| {
+        status.restarts > 0 && status.kind() == wire::service_status::Kind::Healthy
+    });
+    again.await?;
+    assert_eq!(running(&name), 2, "what it left runs beside it");
+
+    // Another file: it is told to end, has its time to, and starts again.
+    std::fs::remove_file(own.join("ended")).ok();
+    let second = declare(&owner, "box", &[service(&digest, &name, "two")]).await?;
+    until_well(&owner, &node, "server", second).await?;
+    until_said(&own, "two").await?;
+    assert!(own.join("ended").exists(), "it was not told to end");
+    assert_eq!(running(&name), 2);
+
+    // What is no archive is said, and disturbs nothing else.
+    let none = hex::encode(ring::digest::digest(&ring::digest::SHA256, b"no archive"));
+    std::fs::write(node.disk().join("artefacts").join(&none), "no archive")?;
+    let odd = wire::Service { name: "odd".to_owned(), ..service(&none, &name, "three") };
+    declare(&owner, "box", &[service(&digest, &name, "two"), odd]).await?;
+    until_status(&owner, &node, "odd", |status| status.message.contains("unpacking the archive")).await?;
+    assert_eq!(running(&name), 2);
+
+    owner.roles(&node, &[], &["box"]).await?;
+    until_nothing_is_left(&owner, &node).await?;
+    assert_eq!((running(&name), groups(&node)), (0, Vec::new()));
+    Ok(())
+}
