@@ -135,7 +135,8 @@ async fn breaking_off(to: SocketAddr, after: u64) -> Result<(SocketAddr, Arc<Ato
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn artefact_goes_on_at_another_shepherd_where_it_broke_off() -> TestResult {
     let world = World::new("artefacts_fetched").await?;
-    let bytes = content(10 * PIECE + 7);
+    // More is missing wherever it breaks off than all buffers on the way hold: who sends it must see that it broke.
+    let bytes = content(64 * PIECE + 7);
     let digest = add(&world.listener.bmdb, &bytes).await?;
     let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
     let path = world.directory.path().join("part");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
+use shepherd::curator::cluster::cluster_key;
 use shepherd::curator::etcd::members::MemberId;
 use shepherd::curator::node::{ConsensusMember, Node};
 use shepherd::model::role::Role;
@@ -196,6 +197,8 @@ async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
         Ok(!connected.contains(&its) && connected.contains(&the_thirds))
     })
     .await?;
+    // The dead one may have led etcd: nothing can be read until another one does.
+    until("etcd has a leader", async || Ok(client.get(&cluster_key()?).await.is_ok())).await?;
     // Two of three answer: neither of those may go.
     let owner =
         shepherd::curator::pki::Validity::starting(cluster.time.now(), std::time::Duration::from_mins(5));
