@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 21] = [
+const CONTRACTS: [&str; 22] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/curator/v1/credentials.proto",
     "shepherd/curator/v1/declarations.proto",
@@ -18,6 +18,7 @@ const CONTRACTS: [&str; 21] = [
     "shepherd/fleet/v1/approvals.proto",
     "shepherd/fleet/v1/artefacts.proto",
     "shepherd/fleet/v1/budgets.proto",
+    "shepherd/fleet/v1/cluster_credentials.proto",
     "shepherd/fleet/v1/clusters.proto",
     "shepherd/fleet/v1/fleet.proto",
     "shepherd/fleet/v1/loops.proto",

@@ -11,6 +11,8 @@ use uuid::Uuid;
 use crate::bmdb::action::Done;
 use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
 use crate::bmdb::cluster::{ClusterLine, clusters, locked, machines, no_such};
+#[cfg(feature = "shepherd")]
+use crate::bmdb::cluster_credential::revoke_again;
 use crate::bmdb::cluster_snapshot::snapshots;
 #[cfg(feature = "shepherd")]
 use crate::bmdb::cluster_work::done_with;
@@ -100,6 +102,9 @@ impl Bmdb {
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(doing)?;
+                if restored.is_some() {
+                    revoke_again(tx, cluster).await?;
+                }
                 let told = restored.map(|_| ("ClusterRestored", "it is the first node of it"));
                 done_with(tx, machine, told, doing).await
             })

@@ -9,6 +9,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::bmdb::cluster::{ClusterAndMachines, clusters, with_all};
+use crate::bmdb::cluster_credential::remove_credentials;
 use crate::bmdb::cluster_snapshot::remove_snapshots;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
@@ -278,6 +279,7 @@ impl Bmdb {
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
                 remove_snapshots(tx, cluster).await?;
+                remove_credentials(tx, cluster).await?;
                 sqlx::query_file!("sql/cluster/remove_declarations.sql", cluster)
                     .execute(&mut *tx)
                     .await

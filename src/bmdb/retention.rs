@@ -9,6 +9,7 @@
 //! | `work_backoff`, `work_postponed` | one per machine and process |
 //! | `work` | one per worker |
 //! | `cluster` | one per cluster that there is |
+//! | `cluster_credential` | those in force, and those that ended within a day; 100 per cluster |
 //! | `cluster_declaration` | one per role that is declared to a cluster, 64 at most |
 //! | `cluster_snapshot`, `cluster_snapshot_chunk` | as many per cluster as the policy keeps, each with a chunk per 512 KiB, 128 at most |
 //! | `cluster_order` | one per machine that was ever asked about a cluster |
@@ -64,7 +65,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 50] = [
+pub const TABLES: [&str; 51] = [
     "access_credential",
     "approval",
     "artefact",
@@ -73,6 +74,7 @@ pub const TABLES: [&str; 50] = [
     "bmdb_identity",
     "brake",
     "cluster",
+    "cluster_credential",
     "cluster_declaration",
     "cluster_order",
     "cluster_snapshot",

@@ -1,5 +1,5 @@
 //! `cluster create|get|describe|scale|declare|undeclare|roles|approve|snapshot|snapshots|restore|
-//! delete`: clusters of machines.
+//! credentials|delete`: clusters of machines.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::bmdb::action::Done;
 use crate::bmdb::cluster::{Change, target, view, with_machines};
 use crate::cli::again;
+use crate::cli::cluster_credentials::{CredentialsCommand, credentials_command};
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
@@ -65,6 +66,9 @@ pub enum ClusterCommand {
     /// Bring a cluster back from a snapshot, when most of its control plane is lost for good
     #[command(after_help = examples::CLUSTER_RESTORE)]
     Restore(RestoreCluster),
+    /// Certificates with which people speak to the curators of a cluster
+    #[command(subcommand)]
+    Credentials(CredentialsCommand),
     /// End a cluster: its machines leave it, and what they keep of it is removed
     #[command(after_help = examples::CLUSTER_DELETE)]
     Delete(DeleteCluster),
@@ -349,6 +353,7 @@ pub async fn cluster_command(
         ClusterCommand::Snapshot(asked) => snapshots::ask(source, asked, format).await,
         ClusterCommand::Snapshots(of) => snapshots::list(source, &of.name, format).await,
         ClusterCommand::Restore(asked) => snapshots::restore(source, asked, format).await,
+        ClusterCommand::Credentials(command) => credentials_command(source, command, format).await,
         ClusterCommand::Delete(asked) => delete(source, asked, format).await,
     }
 }

@@ -145,6 +145,28 @@ Example:
 
 A snapshot is kept sealed in the database, and holds every secret of the cluster.";
 
+/// `cluster credentials issue`.
+pub const CLUSTER_CREDENTIALS_ISSUE: &str = "\
+Example:
+  shepherdctl cluster credentials issue ams --directory ./ams --reason 'a look at its tickets'
+
+Whoever has the key may do in the cluster what any owner may, without a shepherd and its audit, until the
+certificate ends. The key is made here and goes nowhere else.";
+
+/// `cluster credentials get`.
+pub const CLUSTER_CREDENTIALS_GET: &str = "\
+Example:
+  shepherdctl cluster credentials get ams
+
+What is over is shown for a day; what was revoked, as long as it would have been good.";
+
+/// `cluster credentials revoke`.
+pub const CLUSTER_CREDENTIALS_REVOKE: &str = "\
+Example:
+  shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'left'
+
+Its curators refuse it as soon as they were told, and again after they were restored from a snapshot.";
+
 /// `cluster restore`.
 pub const CLUSTER_RESTORE: &str = "\
 Examples:

@@ -26,6 +26,7 @@ use crate::cli::get::json;
 use crate::cli::operate::{direct, who};
 use crate::cli::order_key;
 use crate::cli::output::{Format, say, table, width};
+use crate::cli::pem::pem;
 use crate::cli::remote::{Remote, refused};
 use crate::cli::remote_read;
 use crate::cli::source::Source;
@@ -149,14 +150,8 @@ async fn reached(bmdb: &Bmdb) -> Result<(Vec<String>, Option<String>), CliError>
                 .to_owned(),
         ));
     }
-    let pem = |der: &String| {
-        // Read and written again, so that only what is base64 gets into the file.
-        let der = STANDARD.decode(der).unwrap_or_default();
-        let lines = STANDARD.encode(der);
-        let lines: Vec<&str> =
-            lines.as_bytes().chunks(64).filter_map(|line| std::str::from_utf8(line).ok()).collect();
-        format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
-    };
+    // Read and written again, so that only what is base64 gets into the file.
+    let pem = |der: &String| pem("CERTIFICATE", &STANDARD.decode(der).unwrap_or_default());
     let authorities = Some(authorities.iter().map(pem).collect()).filter(|pem: &String| !pem.is_empty());
     Ok((servers, authorities))
 }

@@ -20,6 +20,7 @@ mod budgets;
 mod callback;
 mod checker;
 mod cli;
+mod cluster_credentials;
 mod cluster_model;
 mod cluster_restore;
 mod clusters;

@@ -5,7 +5,7 @@
 //! memory. Whoever holds the cluster's lease next claims another one. Nothing here is more than the curators' contract
 //! allows any owner.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use crate::curator::leader_channel::{Curators, LeaderChannel};
 use crate::curator::pki::{Anchor, PkiError, Renewal, Validity, renewal};
 use crate::curator::snapshot::{LIMIT, Snapshot, SnapshotError, digest_of};
 use crate::curator::tls::{certified, client_config};
+use crate::model::cluster::credential::Issued;
 use crate::model::cluster::declared::{ServiceView, known};
 use crate::model::cluster::state::{EtcdMember, Founded, Health, Node, NodeState, Seen};
 use crate::proto::curator::v1 as wire;
@@ -248,6 +249,45 @@ impl Way {
             return Err(CuratorError::Odd("a snapshot that was cut off or changed on its way".to_owned()));
         }
         Ok((Snapshot::decode(&encoded)?, encoded))
+    }
+
+    /// Has a person's certificate signed.
+    pub async fn issue_owner(
+        &self,
+        name: &str,
+        public_key: [u8; 32],
+        lifetime: Duration,
+    ) -> Result<Issued, CuratorError> {
+        let request = wire::IssueOwnerRequest {
+            public_key: public_key.to_vec(),
+            name: name.to_owned(),
+            lifetime_ms: u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX),
+        };
+        let mut credentials = CredentialsClient::new(self.channel());
+        let said = answered("having a certificate signed", credentials.issue_owner(request)).await?;
+        let odd = || CuratorError::Odd("a certificate without a number or an end".to_owned());
+        let credential = said.credential.ok_or_else(odd)?;
+        Ok(Issued {
+            certificate: said.certificate,
+            serial: credential.serial,
+            expires_at: DateTime::from_timestamp_millis(credential.not_after_ms).ok_or_else(odd)?,
+        })
+    }
+
+    /// Has every certificate for that key refused, and the one of that number whether they know it or not.
+    pub async fn revoke_owner(&self, public_key: [u8; 32], serial: Option<&str>) -> Result<(), CuratorError> {
+        use wire::revoke_credentials_request::Which;
+        let mut credentials = CredentialsClient::new(self.channel());
+        let listed = credentials.list(wire::ListCredentialsRequest {});
+        let listed = answered("listing certificates", listed).await?.credentials;
+        let of_the_key = listed.iter().filter(|listed| listed.public_key == public_key && !listed.revoked);
+        let mut serials: BTreeSet<&str> = of_the_key.map(|listed| listed.serial.as_str()).collect();
+        serials.extend(serial);
+        for serial in serials {
+            let request = wire::RevokeCredentialsRequest { which: Some(Which::Serial(serial.to_owned())) };
+            answered("having a certificate refused", credentials.revoke(request)).await?;
+        }
+        Ok(())
     }
 
     /// Takes a node out for ever.

@@ -17,6 +17,7 @@
 //! its lease gone, and whoever has it by then decides anew. Curators know no fence, but each change there is guarded by what its leader
 //! knows, and can be made twice.
 
+mod credentials;
 pub mod curators;
 mod snapshots;
 mod steps;
@@ -248,6 +249,11 @@ impl Tending<'_> {
             && let Err(error) = self.take_snapshot(why, seen, now).await?
         {
             planned.waits.push(format!("no snapshot of it could be taken: {error}"));
+        }
+        if let View::Seen(_) = &cluster.view
+            && let Err(error) = self.tend_credentials().await?
+        {
+            planned.waits.push(format!("certificates of people have to wait: {error}"));
         }
         let settled = !busy && planned.is_settled();
         self.bmdb.looked_at_cluster(&self.lease, self.cluster, &look_of(&cluster, &planned, settled)).await?;

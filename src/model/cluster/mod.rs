@@ -11,6 +11,7 @@
 //! * [`quorum`][]: how many members may be disturbed.
 
 pub mod choice;
+pub mod credential;
 pub mod declared;
 pub mod disturb;
 pub mod plan;

@@ -98,6 +98,10 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Clusters/Approve", Role::Operator, About::Fleet),
     // What the cluster kept is gone for good.
     rule("shepherd.fleet.v1.Clusters/Delete", Role::Admin, About::Fleet),
+    // Their holders may do in the cluster what the shepherd may, beside every order and every audit of ours.
+    rule("shepherd.fleet.v1.ClusterCredentials/List", Role::Admin, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterCredentials/Issue", Role::Admin, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterCredentials/Revoke", Role::Admin, About::Fleet),
     rule("shepherd.fleet.v1.Updates/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Updates/Create", Role::Operator, About::Fleet),
     rule("shepherd.fleet.v1.Updates/Pause", Role::Operator, About::Fleet),

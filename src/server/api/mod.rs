@@ -30,6 +30,7 @@ pub mod approvals;
 pub mod artefacts;
 pub mod audits;
 pub mod budgets;
+pub mod cluster_credentials;
 pub mod clusters;
 pub mod convert;
 pub mod credentials;

@@ -39,6 +39,7 @@ use crate::proto::fleet::v1::artefacts_server::ArtefactsServer;
 use crate::proto::fleet::v1::audit_server::AuditServer;
 use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
 use crate::proto::fleet::v1::budgets_server::BudgetsServer;
+use crate::proto::fleet::v1::cluster_credentials_server::ClusterCredentialsServer;
 use crate::proto::fleet::v1::clusters_server::ClustersServer;
 use crate::proto::fleet::v1::credentials_server::CredentialsServer;
 use crate::proto::fleet::v1::issues_server::IssuesServer;
@@ -57,6 +58,7 @@ use crate::server::api::approvals::ApprovalsService;
 use crate::server::api::artefacts::{ArtefactsService, PUT_LIMIT};
 use crate::server::api::audits::AuditService;
 use crate::server::api::budgets::BudgetsService;
+use crate::server::api::cluster_credentials::ClusterCredentialsService;
 use crate::server::api::clusters::ClustersService;
 use crate::server::api::credentials::CredentialsService;
 use crate::server::api::door::{ApiRates, Door, guard};
@@ -256,6 +258,10 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         )
         .add_service(
             ClustersServer::new(ClustersService { site: site.clone() })
+                .max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            ClusterCredentialsServer::new(ClusterCredentialsService { site: site.clone() })
                 .max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(

@@ -156,6 +156,8 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Clusters/Undeclare" => json!({ "name": "ams", "role": "front" }),
         "Clusters/Approve" => json!({ "name": "ams", "machine": machine }),
         "Clusters/Snapshot" | "Clusters/Restore" | "Clusters/Delete" => json!({ "name": "ams" }),
+        "ClusterCredentials/Issue" => json!({ "name": "fra", "publicKey": "07".repeat(32), "holder": "kim" }),
+        "ClusterCredentials/Revoke" => json!({ "name": "fra", "credential": credential }),
         "Credentials/Revoke" => json!({ "credential": credential }),
         other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
     };
@@ -205,9 +207,20 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
              clock_timestamp(), 'kim')",
         "INSERT INTO roll_out VALUES ('u1', decode(repeat('cd', 32), 'hex'), 'release', '', 1, 60, clock_timestamp(), 'kim',
              'a try', NULL, NULL, NULL)",
+        "INSERT INTO cluster VALUES (gen_random_uuid(), 'fra', 3, 2, '', '[]', 'manual', 1, clock_timestamp(), 'kim', NULL, NULL,
+             clock_timestamp(), 'ca', '[]', NULL, NULL, '[]', FALSE, NULL, NULL)",
     ] {
         sqlx::query(statement).execute(&api.pool).await?;
     }
+    // Something to end, under an id that this test knows.
+    sqlx::query(
+        "INSERT INTO cluster_credential
+         SELECT $1, cluster_id, decode(repeat('ef', 32), 'hex'), 'kim', 3600, clock_timestamp(), 'lee', NULL, NULL, NULL, NULL,
+                NULL, NULL, NULL FROM cluster",
+    )
+    .bind(other.id)
+    .execute(&api.pool)
+    .await?;
     // Something to add.
     let begin = json!({ "sha256": ARTEFACT, "size": 3 });
     api.call(Some(&admin.token), "Artefacts/Begin", begin).await?.ok()?;

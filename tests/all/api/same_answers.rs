@@ -41,6 +41,7 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("update describe", &[&["u1"]]),
     ("cluster describe", &[&["ams"]]),
     ("cluster snapshots", &[&["ams"]]),
+    ("cluster credentials get", &[&["ams"]]),
     ("describe machine", &[&["M"]]),
     ("why", &[&["M"]]),
     ("timeline", &[&["M", "--limit", "2000"], &["M", "--limit", "501"]]),
@@ -154,6 +155,9 @@ async fn populate(api: &Api) -> anyhow::Result<String> {
         "INSERT INTO cluster_snapshot
          SELECT gen_random_uuid(), cluster_id, clock_timestamp() - INTERVAL '1 hour', 'members', 70, 1, 12345, 5, 3,
                 '[\"node-7\"]', decode(repeat('cd', 32), 'hex') FROM cluster",
+        "INSERT INTO cluster_credential
+         SELECT gen_random_uuid(), cluster_id, decode(repeat('ef', 32), 'hex'), 'kim', 3600, clock_timestamp(), 'lee', 'x',
+                repeat('1', 32), clock_timestamp() + INTERVAL '1 hour', NULL, clock_timestamp(), 'lee', NULL FROM cluster",
     ] {
         let query = sqlx::query(statement);
         let query = if statement.contains("$1") { query.bind(machine.0) } else { query };

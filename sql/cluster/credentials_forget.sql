@@ -1,0 +1,1 @@
+DELETE FROM cluster_credential WHERE credential_id = ANY ($1)

@@ -1,0 +1,117 @@
+//! Certificates of people for a cluster: made, used at its curators without any shepherd, and ended.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use serde_json::Value;
+use shepherd::curator::clock::Clock;
+use shepherd::curator::dial::dial;
+use shepherd::curator::pki::Anchor;
+use shepherd::curator::tls::{certified, client_config};
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::management_client::ManagementClient;
+use tonic::{Code, Status};
+
+use crate::clusters::Field;
+use crate::harness::aloud::TestResult;
+use crate::harness::fleet::PATIENCE;
+
+/// Asks the curator that leads for the nodes, with the files that somebody has, and nothing else.
+async fn nodes(files: &Path, holder: &str, curators: &[String]) -> Result<Result<usize, Status>> {
+    let certificate = CertificateDer::from_pem_file(files.join(format!("{holder}.crt")))?;
+    let key = PrivatePkcs8KeyDer::from_pem_file(files.join(format!("{holder}.key")))?;
+    let anchor = Anchor::parse(&CertificateDer::from_pem_file(files.join("ca.crt"))?)?;
+    let own = certified(&certificate, key.secret_pkcs8_der())?;
+    let end = Instant::now() + PATIENCE;
+    loop {
+        for curator in curators {
+            let config = client_config(anchor.clone(), None, Some(own.clone()), Clock::host())?;
+            let mut management = ManagementClient::new(dial(curator, config));
+            match management.list_nodes(wire::ListNodesRequest::default()).await {
+                Ok(listed) => return Ok(Ok(listed.into_inner().nodes.len())),
+                // It does not lead, or cannot say who does.
+                Err(said) if matches!(said.code(), Code::Unimplemented | Code::Unavailable) => {
+                    ensure!(Instant::now() < end, "none of {curators:?} leads: {said}");
+                }
+                Err(said) => return Ok(Err(said)),
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// The certificate of that id, as it is listed.
+fn listed(field: &Field, id: &str) -> Result<Value> {
+    let said = field.ctl(&["cluster", "credentials", "get", "ams", "-o", "json"])?;
+    let all: Value = serde_json::from_str(&said)?;
+    let all = all["credentials"].as_array().context("a list")?;
+    Ok(all.iter().find(|credential| credential["id"] == id).cloned().unwrap_or_default())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> TestResult {
+    let field = Field::start("cluster_credentials", 3).await?;
+    field.make_ams(3, 0).await?;
+    let scratch = tempfile::tempdir()?;
+    let files = scratch.path().join("ams");
+    let directory = files.to_str().context("a path")?;
+    let issue = |holder: &str| {
+        let issue = ["cluster", "credentials", "issue", "ams", "--directory", directory, "--holder", holder];
+        field.ctl(&[&issue[..], &["--reason", "a look", "-o", "json"]].concat())
+    };
+    let made: Value = serde_json::from_str(&issue("kim")?)?;
+    assert_eq!(made["credential"]["state"], "good", "{made:#}");
+    let id = made["credential"]["id"].as_str().context("an id")?;
+    let mode = |name: &str| anyhow::Ok(std::fs::metadata(files.join(name))?.permissions().mode() & 0o777);
+    assert_eq!((mode("kim.key")?, mode("kim.crt")?), (0o600, 0o644));
+    let key = std::fs::read_to_string(files.join("kim.key"))?;
+    assert!(issue("kim").is_err(), "what is there is not overwritten");
+    assert_eq!(std::fs::read_to_string(files.join("kim.key"))?, key);
+
+    let curators: Vec<String> = serde_json::from_value(made["curators"].clone())?;
+    assert!(!curators.is_empty());
+    assert_eq!(nodes(&files, "kim", &curators).await??, 3, "it is an owner's");
+
+    // What is kept of it: no key, and what the audit says of it.
+    let kept: Vec<Vec<u8>> = sqlx::query_scalar(
+        "SELECT public_key || certificate || convert_to(holder || coalesce(serial, ''), 'UTF8') FROM cluster_credential",
+    )
+    .fetch_all(&field.fleet.pool)
+    .await?;
+    let secret = PrivatePkcs8KeyDer::from_pem_slice(key.as_bytes())?;
+    let secret = &secret.secret_pkcs8_der()[16..];
+    assert!(
+        kept.iter().all(|row| !row.windows(secret.len()).any(|part| part == secret)),
+        "the key went somewhere"
+    );
+    let audited: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM audit WHERE rpc LIKE '%ClusterCredentials/Issue' AND outcome = 'changed' AND reason = 'a look'",
+    )
+    .fetch_one(&field.fleet.pool)
+    .await?;
+    assert_eq!(audited, 1);
+
+    issue("lee")?;
+    field.ctl(&["cluster", "credentials", "revoke", "ams", id, "--reason", "kim has left"])?;
+    let end = Instant::now() + PATIENCE;
+    while listed(&field, id)?["state"] != "revoked" {
+        assert!(Instant::now() < end, "its curators were never told: {:#}", listed(&field, id)?);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let refused = nodes(&files, "kim", &curators).await?;
+    let why = format!("{:?}", refused.expect_err("a certificate that was revoked is taken"));
+    assert!(why.contains("is revoked"), "{why}");
+    assert_eq!(nodes(&files, "lee", &curators).await??, 3, "that of another is as good as before");
+    let again = field.ctl(&["cluster", "credentials", "revoke", "ams", id, "--reason", "once more"])?;
+    assert!(again.contains("has nothing to end"), "{again}");
+
+    // It goes with its cluster.
+    field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
+    field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
+    assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_credential").await?);
+    Ok(())
+}
