@@ -1,5 +1,10 @@
--- What a pass found: whether the cluster is as it is to be, what it waits for, and when its curators last answered.
+-- What a pass found: whether the cluster is as it is to be, what it waits for, and when its curators last answered. That
+-- they do not answer is known only from when on they were asked without a pause longer than $7 milliseconds.
 UPDATE cluster SET looked_at = clock_timestamp(), waits = $2, settled = $6,
-    seen_at = CASE WHEN $3 THEN clock_timestamp() ELSE seen_at END,
+    seen_at = COALESCE($3::TIMESTAMPTZ, seen_at),
+    away_since = CASE WHEN $3::TIMESTAMPTZ IS NOT NULL THEN NULL
+                      WHEN looked_at > clock_timestamp() - $7::INT8 * INTERVAL '1 millisecond'
+                          THEN COALESCE(away_since, clock_timestamp())
+                      ELSE clock_timestamp() END,
     voters = COALESCE($4, voters), voters_reached = COALESCE($5, voters_reached)
 WHERE cluster_id = $1

@@ -1,5 +1,6 @@
 -- It is brought back, and its curators are there.
 UPDATE cluster SET restored_at = clock_timestamp(), curators = $2, restoring_since = NULL, restoring_from = NULL,
-    restoring_onto = NULL, restoring_by = NULL, seen_at = NULL, voters = NULL, voters_reached = NULL
+    restoring_onto = NULL, restoring_by = NULL, seen_at = NULL, away_since = NULL, voters = NULL,
+    voters_reached = NULL
 WHERE cluster_id = $1 AND restoring_since IS NOT NULL
 RETURNING cluster_id

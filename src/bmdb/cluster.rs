@@ -52,6 +52,8 @@ pub struct ClusterLine {
     pub looked_at: Option<Timestamp>,
     /// When its curators last answered.
     pub seen_at: Option<Timestamp>,
+    /// Since when they have been asked without a pause, and not answered.
+    pub away_since: Option<Timestamp>,
     /// What it waits for as a whole.
     pub waits: Vec<String>,
     /// Whether it was as it is to be when a shepherd last looked.
@@ -111,6 +113,8 @@ pub struct ClusterAndMachines {
     pub machines: Vec<MachineLine>,
     /// Roles that were declared to it, in order of their names.
     pub declarations: Vec<DeclarationView>,
+    /// Keys of nodes that left it, as far back as its snapshots go.
+    pub left: BTreeSet<[u8; 32]>,
 }
 
 /// A change of what a cluster is to be; what is absent stays.
@@ -188,6 +192,7 @@ pub async fn clusters(tx: &mut PgConnection, name: Option<&str>) -> Result<Vec<C
                 founded,
                 looked_at: row.looked_at,
                 seen_at: row.seen_at,
+                away_since: row.away_since,
                 waits: strings(&row.waits),
                 settled: row.settled,
                 voters: row.voters.zip(row.voters_reached),
@@ -205,7 +210,7 @@ pub async fn clusters(tx: &mut PgConnection, name: Option<&str>) -> Result<Vec<C
                 restoring: row.restoring_since.map(|since| Restoring {
                     since,
                     onto: row.restoring_onto.map(MachineId),
-                    digest: row.from_digest.and_then(|digest| digest.try_into().ok()).unwrap_or_default(),
+                    digest: row.from_digest.and_then(|digest| digest.try_into().ok()),
                 }),
                 restoring_from: row.restoring_from,
                 restoring_by: row.restoring_by,
@@ -285,7 +290,7 @@ pub(crate) async fn part_of(
 /// A cluster as people see it.
 #[must_use]
 pub fn view(found: &ClusterAndMachines) -> ClusterView {
-    let ClusterAndMachines { cluster, machines, declarations } = found;
+    let ClusterAndMachines { cluster, machines, declarations, .. } = found;
     let (deleting, founded) = (cluster.deleting.is_some(), cluster.founded.is_some());
     let stage = match &cluster.restoring {
         Some(_) if !deleting => "restoring",
@@ -356,7 +361,10 @@ pub(crate) async fn with_all(
 ) -> Result<ClusterAndMachines, BmdbError> {
     let machines = machines(tx, cluster.id).await?;
     let declarations = declarations(tx, cluster.id).await?;
-    Ok(ClusterAndMachines { cluster, machines, declarations })
+    let keys =
+        sqlx::query_file_scalar!("sql/cluster/left_nodes.sql", cluster.id).fetch_all(tx).await.doing(WHAT)?;
+    let left = keys.into_iter().filter_map(|key| key.try_into().ok()).collect();
+    Ok(ClusterAndMachines { cluster, machines, declarations, left })
 }
 
 impl Bmdb {

@@ -1,8 +1,9 @@
 //! Bringing a cluster back from a snapshot: the order for it, and what whoever holds the cluster's lease writes of it.
 //!
-//! The order says from what, and onto which machine if a person cares; it is refused while most members of the old control
-//! plane answer. It changes what is wanted and nothing else. What each machine is then asked has an epoch of its own: of two
-//! that were asked to restore, because the first was lost in between, the second one's counts.
+//! The order says from what, and onto which machine if a person cares; it is refused unless the old control plane is known
+//! not to work ([`may_be_restored`]). It changes what is wanted and nothing else, and another order takes its place. What
+//! each machine is then asked has an epoch of its own: of two that were asked to restore, because the first was lost in
+//! between, the second one's counts.
 
 use serde_json::json;
 use sqlx::PgConnection;
@@ -10,7 +11,8 @@ use uuid::Uuid;
 
 use crate::bmdb::action::Done;
 use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::cluster::{ClusterLine, clusters, locked, machines, no_such};
+use crate::bmdb::cluster::{ClusterLine, clusters, locked, machines, no_such, part_of};
+use crate::bmdb::cluster_candidates::is_free;
 #[cfg(feature = "shepherd")]
 use crate::bmdb::cluster_credential::revoke_again;
 use crate::bmdb::cluster_snapshot::snapshots;
@@ -24,14 +26,14 @@ use crate::bmdb::inspect;
 use crate::bmdb::lease::{NamedLease, lock_lease};
 #[cfg(feature = "shepherd")]
 use crate::bmdb::schedule::lock;
-use crate::model::cluster::disturb::FRESH;
-use crate::model::cluster::quorum::majority;
+#[cfg(feature = "shepherd")]
+use crate::model::cluster::restore::EPOCHS_AHEAD;
+use crate::model::cluster::restore::{Evidence, may_be_restored};
 use crate::model::cluster::snapshot::SnapshotView;
 use crate::model::cluster::spec::Part;
-#[cfg(feature = "shepherd")]
 use crate::model::ids::MachineId;
+use crate::model::phase::Phase;
 use crate::model::telling::absolute;
-use crate::model::time::{Timestamp, between};
 
 const DOING: &str = "having a cluster brought back";
 
@@ -72,7 +74,8 @@ impl Bmdb {
             let lease = lease.clone();
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                let epoch = sqlx::query_file_scalar!("sql/cluster/raise_epoch.sql", cluster)
+                let ahead = i64::try_from(EPOCHS_AHEAD).unwrap_or(i64::MAX);
+                let epoch = sqlx::query_file_scalar!("sql/cluster/raise_epoch.sql", cluster, ahead)
                     .fetch_optional(tx)
                     .await
                     .doing(DOING)?;
@@ -145,19 +148,24 @@ async fn order_restore(
     }
     let (id, _) = locked(tx, name).await?;
     let cluster = clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such(name))?;
-    if let Some(by) = &cluster.restoring_by {
-        let said = format!("is being restored already, as {by} ordered; nothing was changed");
-        return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
-    }
-    let now = inspect::now(tx).await?;
-    if !restore.bypass_quorum {
-        may_be_restored(&cluster, now)?;
-    }
     let snapshot = chosen(snapshots(tx, id).await?, name, restore.snapshot.as_deref())?;
     let onto = match &restore.onto {
-        Some(machine) => Some(onto(tx, id, machine).await?),
+        Some(machine) => Some(onto(tx, &cluster, machine).await?),
         None => None,
     };
+    let now = inspect::now(tx).await?;
+    if let (Some(by), Some(restoring)) = (&cluster.restoring_by, &cluster.restoring) {
+        // Another order takes the place of the one before: what that began is of an epoch that counts no more.
+        let same = cluster.restoring_from.is_some_and(|from| from.to_string() == snapshot.id)
+            && restoring.onto.map(|onto| onto.0) == onto.as_ref().map(|(machine, _)| *machine);
+        if same {
+            let said = format!("is being restored just so already, as {by} ordered; nothing was changed");
+            return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
+        }
+    } else if !restore.bypass_quorum {
+        may_be_restored(&evidence(&cluster), now)
+            .map_err(|(reason, said)| refused(reason, format!("the cluster {name} {said}")))?;
+    }
     begin_attempt(tx, order).await?;
     let from: Uuid = snapshot.id.parse().map_err(|_| BmdbError::Corrupt("a snapshot's id".to_owned()))?;
     let machine = onto.as_ref().map(|(machine, _)| *machine);
@@ -177,25 +185,14 @@ async fn order_restore(
     write_down(tx, order, None, Done { changed: true, said }, None, Some(after)).await
 }
 
-/// Refuses to restore a cluster whose control plane works.
-fn may_be_restored(cluster: &ClusterLine, now: Timestamp) -> Result<(), BmdbError> {
-    let name = &cluster.spec.name;
-    if cluster.founded.is_none() {
-        let said = format!("the cluster {name} cannot be restored: it was never founded");
-        return Err(refused("NOT_FOUNDED", said));
-    }
-    let fresh = cluster.seen_at.is_some_and(|seen| between(seen, now) <= FRESH);
+fn evidence(cluster: &ClusterLine) -> Evidence {
     let count = |count: i64| usize::try_from(count).unwrap_or(0);
-    match cluster.voters {
-        Some((voters, reached)) if fresh && count(reached) >= majority(count(voters)) => {
-            let said = format!(
-                "the cluster {name} is not restored: {reached} of the {voters} members of its control plane answered \
-                 within a minute, and whatever was changed since its snapshot would be lost. Members that are lost are \
-                 replaced without that. If it is to be restored all the same, say so with --bypass_quorum"
-            );
-            Err(refused("QUORUM_ANSWERS", said))
-        }
-        _ => Ok(()),
+    Evidence {
+        founded: cluster.founded.is_some(),
+        looked_at: cluster.looked_at,
+        seen_at: cluster.seen_at,
+        away_since: cluster.away_since,
+        votes: cluster.voters.map(|(voters, reached)| (count(voters), count(reached))),
     }
 }
 
@@ -214,26 +211,45 @@ fn chosen(kept: Vec<SnapshotView>, name: &str, id: Option<&str>) -> Result<Snaps
     })
 }
 
-/// The machine that a cluster is to be restored onto, and its name: of no other cluster, and no worker of this one.
-async fn onto(tx: &mut PgConnection, cluster: Uuid, machine: &str) -> Result<(Uuid, String), BmdbError> {
+/// The machine that a cluster is to be restored onto, and its name: one of its old control plane, which leaves first, or
+/// one that may be chosen for it.
+async fn onto(
+    tx: &mut PgConnection,
+    cluster: &ClusterLine,
+    machine: &str,
+) -> Result<(Uuid, String), BmdbError> {
     let found = match find(tx, machine).await? {
         Found::One(found) => found,
         Found::Not(said) => return Err(refused("NO_SUCH_MACHINE", said)),
     };
-    let id = found.machine;
-    let of_this = machines(tx, cluster).await?;
-    let member = of_this.iter().find(|line| line.member.machine.0 == id);
+    let (id, short) = (found.machine, found.short());
+    let of_this = machines(tx, cluster.id).await?;
+    let member = of_this.iter().map(|line| &line.member).find(|member| member.machine.0 == id);
     let said = match member {
-        Some(line) if line.member.part == Part::Worker => {
-            Some(format!("{} is a worker of the cluster, and goes on as one", found.short()))
+        Some(member) if member.part == Part::Worker => {
+            Some(format!("{short} is a worker of the cluster, and goes on as one"))
+        }
+        Some(member) if member.retiring => Some(format!("{short} is being retired")),
+        Some(member) if !matches!(member.phase, Phase::Ready | Phase::Installed) => {
+            Some(format!("{short} is {}", member.phase))
         }
         Some(_) => None,
-        None => crate::bmdb::cluster::part_of(tx, crate::model::ids::MachineId(id))
-            .await?
-            .map(|part| format!("{} is of the cluster {}", found.short(), part.name)),
+        None if is_free(tx, &cluster.spec.selector, id).await? => None,
+        None => Some(match part_of(tx, MachineId(id)).await? {
+            Some(part) => format!("{short} is of the cluster {}", part.name),
+            None => format!(
+                "{short} cannot be chosen: it must be Ready or Installed, not held, not quarantined and not being \
+                 retired, have left every other cluster, and fit what the cluster was made with ({}); see: \
+                 shepherdctl describe machine {short}",
+                match cluster.spec.selector.to_string() {
+                    selector if selector.is_empty() => "any machine".to_owned(),
+                    selector => selector,
+                }
+            ),
+        }),
     };
     match said {
         Some(said) => Err(refused("MACHINE_IN_USE", format!("{said}; name another machine with --onto"))),
-        None => Ok((id, found.short())),
+        None => Ok((id, short)),
     }
 }

@@ -129,6 +129,12 @@ impl Bmdb {
             let (lease, new) = (lease.clone(), new.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
+                // The one that it may be ordered to be restored from stays, whatever its age.
+                let needed = sqlx::query_file_scalar!("sql/cluster/lock_by_id.sql", cluster)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .doing(doing)?
+                    .flatten();
                 sqlx::query_file!(
                     "sql/cluster/keep_snapshot.sql",
                     new.id,
@@ -158,8 +164,13 @@ impl Bmdb {
                     .doing(doing)?;
                 let taken: Vec<(Uuid, Timestamp)> =
                     rows.into_iter().map(|row| (row.snapshot_id, row.taken_at)).collect();
-                let old = to_forget(&taken, &policy, inspect::now(tx).await?);
+                let mut old = to_forget(&taken, &policy, inspect::now(tx).await?);
+                old.retain(|id| Some(*id) != needed);
                 forget(tx, &old).await?;
+                sqlx::query_file!("sql/cluster/forget_left_nodes.sql", cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
                 Ok(old.len())
             })
         })

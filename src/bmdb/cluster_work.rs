@@ -9,6 +9,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::bmdb::cluster::{ClusterAndMachines, clusters, with_all};
+use crate::bmdb::cluster_candidates::page;
 use crate::bmdb::cluster_credential::remove_credentials;
 use crate::bmdb::cluster_snapshot::remove_snapshots;
 use crate::bmdb::connection::{Bmdb, Doing as _};
@@ -19,7 +20,8 @@ use crate::bmdb::lease::{NamedLease, lock_lease};
 use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::{lock, tell};
 use crate::model::cluster::declared::ServiceView;
-use crate::model::cluster::selector::{Selector, Traits};
+use crate::model::cluster::disturb::FRESH;
+use crate::model::cluster::selector::Selector;
 use crate::model::cluster::spec::Part;
 use crate::model::cluster::state::{Candidate, Wanted};
 use crate::model::ids::MachineId;
@@ -28,8 +30,6 @@ use crate::model::time::Timestamp;
 
 /// Kind of the named lease; its name is the cluster's id.
 pub const LEASE: &str = "cluster";
-/// Machines that one statement reads.
-const PAGE: i64 = 1_000;
 
 /// What a pass found of a machine, as it is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,8 +51,8 @@ pub struct Look {
     pub waits: Vec<String>,
     /// Whether it is as it is to be, and nothing had to be done.
     pub settled: bool,
-    /// Whether its curators answered.
-    pub seen: bool,
+    /// When its curators were asked, if they answered.
+    pub seen: Option<Timestamp>,
     /// Members of etcd that vote, and how many of them are reached; none when the curators did not answer.
     pub votes: Option<(usize, usize)>,
     /// Each machine.
@@ -85,36 +85,16 @@ impl Bmdb {
 
     /// Machines that may be chosen for a cluster.
     pub async fn cluster_candidates(&self, selector: &Selector) -> Result<Vec<Candidate>, BmdbError> {
-        let mut found = Vec::new();
-        let mut after = Uuid::nil();
+        let (mut found, mut after) = (Vec::new(), Uuid::nil());
         loop {
-            let rows = self
-                .statement("looking for machines for a cluster", move |pool| {
-                    Box::pin(async move {
-                        sqlx::query_file!("sql/cluster/candidates.sql", after, PAGE).fetch_all(pool).await
-                    })
-                })
-                .await?;
-            let last = rows.last().map(|row| row.machine_id);
-            let whole = i64::try_from(rows.len()).unwrap_or(PAGE) == PAGE;
-            found.extend(rows.into_iter().filter_map(|row| {
-                let count = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok());
-                let traits = Traits {
-                    provider: row.provider,
-                    location: row.location.clone(),
-                    manufacturer: row.manufacturer,
-                    product: row.product,
-                    memory: count(row.memory_bytes),
-                    cpus: count(row.cpu_threads),
-                    labels: row
-                        .labels
-                        .and_then(|labels| serde_json::from_value(labels).ok())
-                        .unwrap_or_default(),
-                };
-                let candidate = Candidate { machine: MachineId(row.machine_id), location: row.location };
-                selector.holds(&traits).then_some(candidate)
-            }));
-            match last.filter(|_| whole) {
+            let selector = selector.clone();
+            let read = self.transact("looking for machines for a cluster", move |tx| {
+                let selector = selector.clone();
+                Box::pin(async move { page(tx, &selector, after).await })
+            });
+            let read = read.await?;
+            found.extend(read.found);
+            match read.next {
                 Some(last) => after = last,
                 None => return Ok(found),
             }
@@ -231,10 +211,18 @@ impl Bmdb {
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(doing)?;
-                match changed {
-                    Some(_) => tell(tx, machine, "ClusterLeaving", &detail).await,
-                    None => Ok(()),
+                if changed.is_none() {
+                    return Ok(());
                 }
+                sqlx::query_file!("sql/cluster/left.sql", machine.0, cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
+                sqlx::query_file!("sql/cluster/onto_anyone.sql", machine.0, cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
+                tell(tx, machine, "ClusterLeaving", &detail).await
             })
         })
         .await
@@ -253,6 +241,14 @@ impl Bmdb {
         self.of_machine(lease, machine, doing, move |tx| {
             let detail = detail.clone();
             Box::pin(async move {
+                sqlx::query_file!("sql/cluster/left.sql", machine.0, cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
+                sqlx::query_file!("sql/cluster/left_for_good.sql", machine.0, cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
                 let gone = sqlx::query_file_scalar!("sql/cluster/forget.sql", machine.0, cluster)
                     .fetch_optional(&mut *tx)
                     .await
@@ -280,6 +276,10 @@ impl Bmdb {
                 lock_lease(tx, &lease).await?;
                 remove_snapshots(tx, cluster).await?;
                 remove_credentials(tx, cluster).await?;
+                sqlx::query_file!("sql/cluster/remove_left_nodes.sql", cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .doing(doing)?;
                 sqlx::query_file!("sql/cluster/remove_declarations.sql", cluster)
                     .execute(&mut *tx)
                     .await
@@ -347,7 +347,8 @@ impl Bmdb {
                     look.seen,
                     look.votes.map(|(voters, _)| count(voters)),
                     look.votes.map(|(_, reached)| count(reached)),
-                    look.settled
+                    look.settled,
+                    i64::try_from(FRESH.as_millis()).unwrap_or(i64::MAX)
                 )
                 .execute(&mut *tx)
                 .await

@@ -46,6 +46,7 @@ pub mod budget;
 pub mod change;
 pub mod claim;
 pub mod cluster;
+mod cluster_candidates;
 pub mod cluster_credential;
 pub mod cluster_declaration;
 pub mod cluster_restore;

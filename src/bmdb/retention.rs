@@ -11,6 +11,7 @@
 //! | `cluster` | one per cluster that there is |
 //! | `cluster_credential` | those in force, and those that ended within a day; 100 per cluster |
 //! | `cluster_declaration` | one per role that is declared to a cluster, 64 at most |
+//! | `cluster_left_node` | one per machine that left a cluster since the oldest snapshot of it that is kept |
 //! | `cluster_snapshot`, `cluster_snapshot_chunk` | as many per cluster as the policy keeps, each with a chunk per 512 KiB, 128 at most |
 //! | `cluster_order` | one per machine that was ever asked about a cluster |
 //! | `named_lease` | one per provider ever configured, per cluster that there is, per kind of disturbance, and for roll-outs |
@@ -65,7 +66,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 51] = [
+pub const TABLES: [&str; 52] = [
     "access_credential",
     "approval",
     "artefact",
@@ -76,6 +77,7 @@ pub const TABLES: [&str; 51] = [
     "cluster",
     "cluster_credential",
     "cluster_declaration",
+    "cluster_left_node",
     "cluster_order",
     "cluster_snapshot",
     "cluster_snapshot_chunk",

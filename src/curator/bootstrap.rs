@@ -86,6 +86,19 @@ pub enum FoundingError {
         /// What is there.
         present: Uuid,
     },
+    /// It holds this cluster as it was restored at another time.
+    #[error(
+        "the cluster {cluster} was not restored: this etcd holds it of epoch {present}, and epoch {wanted} was ordered. \
+         Have the machine leave the cluster before it restores it again"
+    )]
+    AnotherEpoch {
+        /// Which.
+        cluster: Uuid,
+        /// What was to be made of it.
+        wanted: u64,
+        /// What is there.
+        present: u64,
+    },
     /// This node is none of the cluster.
     #[error("the cluster is there, and this node is no part of it: {0}")]
     NotOurs(#[from] life_cycle::Refusal),

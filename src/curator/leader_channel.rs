@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::curator::dial::{dial, dial_until};
 use crate::curator::node_id::NodeId;
+use crate::model::cluster::restore::EPOCHS_AHEAD;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::leader_client::LeaderClient;
 
@@ -269,6 +270,13 @@ impl Curators {
                 tokio::time::timeout(ANSWER, answers.message()).await.map_err(|_| NoLeader::Silent)?
             };
             let said = answer.map_err(NoLeader::Said)?.ok_or(NoLeader::Ended)?;
+            if said.epoch.saturating_sub(self.epoch()) > EPOCHS_AHEAD {
+                return Err(NoLeader::Odd(format!(
+                    "epoch {} is no next one of {}",
+                    said.epoch,
+                    self.epoch()
+                )));
+            }
             self.raise(said.epoch).map_err(NoLeader::NotKept)?;
             let epoch = self.0.epoch.borrow().clone();
             if said.epoch < epoch.number {

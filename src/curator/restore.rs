@@ -16,7 +16,10 @@
 //!   ([`leader_channel`](crate::curator::leader_channel)). Whoever has heard of the restored cluster is lost to the
 //!   old one for ever.
 //! * Nobody asks anybody else than those that the directory says or the shepherd ordered, which are consensus members: they
-//!   hold the authority's key in any case, so that a false epoch gains nothing that they have not got.
+//!   hold the authority's key in any case, so that a false epoch gains nothing that they have not got. A node of the
+//!   cluster that stands in for one of them, at its address, could say an epoch that there never was, and have others
+//!   follow nobody until the shepherd restores the cluster once more: an epoch carries no signature yet. What is far
+//!   beyond the highest that is known is believed from nobody, so that epochs never run out.
 //!
 //! A node that has heard neither of the restored cluster nor from a shepherd may follow old curators, where most of them
 //! live: it follows the new ones as soon as one of either tells it. Whatever it was told until then by old curators ends
@@ -97,10 +100,14 @@ pub(super) async fn restore(client: &Client, restoring: &Restoring, own: &Node) 
     let cluster_key = cluster::cluster_key()?;
     if let Some(record) = client.get(&cluster_key).await? {
         let present = Cluster::decode(&cluster_key, &record.value)?;
-        return if (present.id, present.epoch) == (snapshot.cluster, restoring.epoch) {
-            Ok(())
-        } else {
-            Err(FoundingError::Another { wanted: snapshot.cluster, present: present.id })
+        return match (present.id == snapshot.cluster, present.epoch == restoring.epoch) {
+            (true, true) => Ok(()),
+            (true, false) => Err(FoundingError::AnotherEpoch {
+                cluster: present.id,
+                wanted: restoring.epoch,
+                present: present.epoch,
+            }),
+            (false, _) => Err(FoundingError::Another { wanted: snapshot.cluster, present: present.id }),
         };
     }
     let mut records = restored(snapshot, own, restoring.epoch)?;

@@ -217,7 +217,12 @@ impl Fetching {
 
 fn away(error: &BmdbError) -> Status {
     tracing::warn!(%error, "a file could not be read for a machine");
-    Status::unavailable("the database is away; try again")
+    match error {
+        BmdbError::Corrupt(_) => Status::failed_precondition(
+            "this shepherd cannot open what is kept of it; its log says why, and its --secrets_key_path may be another one's",
+        ),
+        _ => Status::unavailable("the database is away; try again"),
+    }
 }
 
 #[cfg(test)]

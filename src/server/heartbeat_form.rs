@@ -20,6 +20,8 @@ pub const MESSAGE_LIMIT: usize = 2 << 20;
 const VERSION_LIMIT: usize = 100;
 const ERROR_LIMIT: usize = 4000;
 const CERTIFICATE_LIMIT: usize = 8 << 10;
+/// No cluster is restored as often.
+const MOST_EPOCHS: u64 = 1 << 32;
 
 /// Which field is malformed, and how.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,7 +92,7 @@ fn cluster_report(report: ClusterReport) -> Result<Report, MalformedField> {
     if report.ca_certificate.len() > CERTIFICATE_LIMIT {
         return malformed("cluster_report.ca_certificate", "is larger than 8 KiB");
     }
-    if i64::try_from(report.epoch).is_err() {
+    if report.epoch > MOST_EPOCHS {
         return malformed("cluster_report.epoch", "is larger than it can be");
     }
     if !report.address.is_empty() && report.address.parse::<std::net::IpAddr>().is_err() {

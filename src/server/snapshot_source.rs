@@ -4,11 +4,11 @@
 //! this one, for as long as it is asked. That is looked up for every piece; a machine that is asked no more gets nothing
 //! more. What is kept sealed is opened here, once for several pieces, and not remembered for longer than a minute.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use secrecy::{ExposeSecret as _, SecretSlice};
-use tokio::sync::Mutex;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
@@ -27,20 +27,17 @@ const REMEMBERED: Duration = Duration::from_mins(1);
 pub struct Snapshots {
     bmdb: Bmdb,
     secrets: Arc<SecretsKey>,
-    opened: Mutex<Option<Opened>>,
+    opened: Remembered,
 }
 
-struct Opened {
-    sha256: Sha256,
-    at: Instant,
-    encoded: Arc<SecretSlice<u8>>,
-}
+/// Opened snapshots, each until its time is over.
+type Remembered = Arc<Mutex<BTreeMap<Sha256, Arc<SecretSlice<u8>>>>>;
 
 impl Snapshots {
     /// Those of this database.
     #[must_use]
     pub fn new(bmdb: Bmdb, secrets: Arc<SecretsKey>) -> Self {
-        Self { bmdb, secrets, opened: Mutex::default() }
+        Self { bmdb, secrets, opened: Remembered::default() }
     }
 
     /// The snapshot, opened, if the machine is to restore it.
@@ -49,24 +46,33 @@ impl Snapshots {
         machine: MachineId,
         sha256: Sha256,
     ) -> Result<Option<Arc<SecretSlice<u8>>>, BmdbError> {
-        let mut opened = self.opened.lock().await;
-        if opened.as_ref().is_some_and(|known| known.at.elapsed() > REMEMBERED) {
-            *opened = None;
-        }
         let Some(id) = self.bmdb.snapshot_for(machine, sha256.0).await? else { return Ok(None) };
-        if let Some(known) = opened.as_ref().filter(|known| known.sha256 == sha256) {
-            return Ok(Some(known.encoded.clone()));
+        if let Some(known) = remembered(&self.opened).get(&sha256) {
+            return Ok(Some(known.clone()));
         }
         let sealed = self.bmdb.sealed_snapshot(id).await?;
-        let encoded = unseal(&self.secrets, &sealed, &sha256.0).map_err(|error| match error {
+        let secrets = self.secrets.clone();
+        let unsealed = tokio::task::spawn_blocking(move || unseal(&secrets, &sealed, &sha256.0)).await;
+        let unsealed = unsealed.map_err(|error| BmdbError::Corrupt(format!("a snapshot: {error}")))?;
+        let encoded = unsealed.map_err(|error| match error {
             SecretError::Database(error) => error,
             other => BmdbError::Corrupt(other.to_string()),
         })?;
         tracing::info!(%machine, "a snapshot was opened for the machine that restores it");
         let encoded = Arc::new(encoded);
-        *opened = Some(Opened { sha256, at: Instant::now(), encoded: encoded.clone() });
+        remembered(&self.opened).insert(sha256, encoded.clone());
+        // Whoever fetches it more slowly has it opened again. Nobody need ask any more for it to be forgotten.
+        let opened = self.opened.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(REMEMBERED).await;
+            remembered(&opened).remove(&sha256);
+        });
         Ok(Some(encoded))
     }
+}
+
+fn remembered(opened: &Remembered) -> MutexGuard<'_, BTreeMap<Sha256, Arc<SecretSlice<u8>>>> {
+    opened.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[tonic::async_trait]

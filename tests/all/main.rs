@@ -52,6 +52,7 @@ mod private_postgres;
 mod providers;
 mod provisioning;
 mod recovery;
+mod restore_orders;
 mod retiring;
 mod roleserver;
 mod rotation;

@@ -40,6 +40,8 @@ use crate::proto::curator::v1::tickets_client::TicketsClient;
 const CERTIFICATE_LIFETIME: Duration = Duration::from_hours(1);
 /// How long curators have to answer.
 pub const ANSWER: Duration = Duration::from_secs(5);
+/// For all of a snapshot: meanwhile nothing else is done for the cluster.
+const SNAPSHOT: Duration = Duration::from_mins(1);
 
 /// Why nothing was answered.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +78,12 @@ pub enum CuratorError {
     /// What was sent is no snapshot.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// A snapshot takes too long.
+    #[error("taking a snapshot: it was not all here within {} s", SNAPSHOT.as_secs())]
+    Slow,
+    /// What is to be asked of a machine cannot be.
+    #[error("{0}")]
+    Order(&'static str),
     /// Something was answered that cannot be.
     #[error("a curator said something that cannot be: {0}")]
     Odd(String),
@@ -231,6 +239,11 @@ impl Way {
 
     /// Takes a snapshot of its records: what they are, and as they were sent.
     pub async fn snapshot(&self) -> Result<(Snapshot, Vec<u8>), CuratorError> {
+        let taken = tokio::time::timeout(SNAPSHOT, self.take_snapshot());
+        taken.await.map_err(|_| CuratorError::Slow)?
+    }
+
+    async fn take_snapshot(&self) -> Result<(Snapshot, Vec<u8>), CuratorError> {
         let doing = "taking a snapshot";
         let mut snapshots = SnapshotsClient::new(self.channel());
         let mut pieces = answered(doing, snapshots.take(wire::TakeSnapshotRequest {})).await?;

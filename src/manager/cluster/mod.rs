@@ -48,6 +48,7 @@ use crate::model::cluster::plan::{Places, Plan, plan};
 use crate::model::cluster::snapshot::due;
 use crate::model::cluster::spec::Part;
 use crate::model::cluster::state::{Cluster, Health, NodeState, Seen, View};
+use crate::model::time::Timestamp;
 
 /// Who starts its sessions.
 pub const COMPONENT: &str = "cluster";
@@ -256,7 +257,9 @@ impl Tending<'_> {
             planned.waits.push(format!("certificates of people have to wait: {error}"));
         }
         let settled = !busy && planned.is_settled();
-        self.bmdb.looked_at_cluster(&self.lease, self.cluster, &look_of(&cluster, &planned, settled)).await?;
+        self.bmdb
+            .looked_at_cluster(&self.lease, self.cluster, &look_of(&cluster, &planned, settled, now))
+            .await?;
         Ok(After::Again(if settled { SETTLED } else { SOON }))
     }
 
@@ -311,6 +314,7 @@ fn cluster_of(found: &ClusterAndMachines, view: View) -> Cluster {
         restoring: cluster.restoring.clone(),
         declared: found.declarations.iter().filter_map(declared).collect(),
         members: found.machines.iter().map(|line| line.member.clone()).collect(),
+        left: found.left.clone(),
         view,
     }
 }
@@ -322,8 +326,9 @@ fn declared(kept: &DeclarationView) -> Option<Declared> {
     Some(Declared { role: kept.role.clone(), digest, withdrawn: kept.withdrawn })
 }
 
-/// What is written down of a pass.
-fn look_of(cluster: &Cluster, planned: &Plan, settled: bool) -> Look {
+/// What is written down of a pass. `asked_at`: a moment before the curators were asked, by the database's clock. What took
+/// long since then does not make their answer newer.
+fn look_of(cluster: &Cluster, planned: &Plan, settled: bool, asked_at: Timestamp) -> Look {
     let none = Seen::default();
     let (seen, answered) = match &cluster.view {
         View::Seen(seen) => (seen, true),
@@ -357,7 +362,7 @@ fn look_of(cluster: &Cluster, planned: &Plan, settled: bool) -> Look {
     Look {
         waits: planned.waits.clone(),
         settled,
-        seen: answered,
+        seen: answered.then_some(asked_at),
         votes: answered.then(|| seen.votes()),
         machines: machines.collect(),
     }

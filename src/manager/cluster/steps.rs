@@ -155,9 +155,12 @@ impl Tending<'_> {
                     None => (Vec::new(), 0),
                     Some(restoring) => {
                         let epoch = self.bmdb.next_epoch(&self.lease, self.cluster).await?;
-                        let over =
-                            || CuratorError::Odd("the cluster is not to be restored any more".to_owned());
-                        (restoring.digest.to_vec(), epoch.ok_or_else(over)?)
+                        let over = CuratorError::Order("the cluster is not to be restored any more");
+                        let gone = CuratorError::Order(
+                            "the snapshot that the cluster is to be restored from is not kept any more; order it from \
+                             another one with: shepherdctl cluster restore",
+                        );
+                        (restoring.digest.ok_or(gone)?.to_vec(), epoch.ok_or(over)?)
                     }
                 };
                 What::Found(wire::FoundCluster {

@@ -7,6 +7,7 @@
 //! * [`declared`][]: roles that operators declare to it.
 //! * [`view`][]: what people are shown.
 //! * [`disturb`][]: what a cluster says to disturbing one of its machines.
+//! * [`restore`][]: whether it may be brought back from such a snapshot.
 //! * [`snapshot`][]: when its records are taken to be kept elsewhere, and which of them are kept.
 //! * [`quorum`][]: how many members may be disturbed.
 
@@ -16,6 +17,7 @@ pub mod declared;
 pub mod disturb;
 pub mod plan;
 pub mod quorum;
+pub mod restore;
 pub mod selector;
 pub mod snapshot;
 pub mod spec;

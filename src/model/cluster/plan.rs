@@ -26,12 +26,12 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::model::cluster::choice::{going_first, spread};
-use crate::model::cluster::declared;
+use crate::model::cluster::declared::{self, Digest};
 use crate::model::cluster::quorum::majority;
 use crate::model::cluster::spec::{Approval, Part};
 use crate::model::cluster::state::{
-    CONSENSUS_MEMBER, Candidate, Cluster, Health, Member, Node, NodeState, Report, Restoring, Seen, View,
-    Wanted,
+    Asked, CONSENSUS_MEMBER, Candidate, Cluster, Health, Member, Node, NodeState, Report, Restoring, Seen,
+    View, Wanted,
 };
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
@@ -178,11 +178,14 @@ pub fn plan(cluster: &Cluster, candidates: &[Candidate], places: &Places, now: T
         return planning.plan;
     }
     if let Some(restoring) = &cluster.restoring {
-        planning.choose(&planning.may_restore(restoring, candidates), places);
+        // Until there is one that restores it, a worker that is lacking must not take what may be the only free machine.
+        let parts =
+            if planning.restorer(restoring).is_none() { &[Part::ControlPlane] } else { &Part::ALL[..] };
+        planning.choose(parts, &planning.may_restore(restoring, candidates), places);
         planning.restore(restoring, candidates);
         return planning.plan;
     }
-    planning.choose(candidates, places);
+    planning.choose(&Part::ALL, candidates, places);
     match (&cluster.founded, &cluster.view) {
         (None, _) => planning.found(),
         (Some(_), View::Seen(seen)) => planning.run(seen),
@@ -247,9 +250,9 @@ impl Planning<'_> {
         }
     }
 
-    fn choose(&mut self, candidates: &[Candidate], places: &Places) {
+    fn choose(&mut self, parts: &[Part], candidates: &[Candidate], places: &Places) {
         let mut left: Vec<Candidate> = candidates.to_vec();
-        for part in Part::ALL {
+        for &part in parts {
             let lacking = self.cluster.lacks(part);
             if lacking == 0 {
                 continue;
@@ -469,8 +472,11 @@ impl Planning<'_> {
     fn settle(&mut self, member: &Member, seen: &Seen, consensus: &mut Option<Step>) {
         let report = member.report.clone().unwrap_or_default();
         let Some(key) = report.key else { return self.invite(member) };
-        self.follow(member, &report);
-        let Some(node) = seen.node_of(&key) else {
+        let node = seen.node_of(&key);
+        if self.has_to_follow(member, &report, node) {
+            return self.ask(member, Wanted::Join);
+        }
+        let Some(node) = node else {
             if report.ca_certificate.is_some() {
                 if member.asked.is_none_or(|asked| asked.what != Wanted::Leave) {
                     return self.ask(member, Wanted::Leave);
@@ -504,15 +510,23 @@ impl Planning<'_> {
         }
     }
 
-    /// Tells a machine that lived on where its cluster is since that was restored. It goes on with its key: the order to
-    /// join says the epoch and where curators are, and its ticket is not used.
-    fn follow(&mut self, member: &Member, report: &Report) {
-        let told = member.asked.is_some_and(|asked| {
-            asked.what == Wanted::Join && self.cluster.restored_at.is_none_or(|restored| asked.at > restored)
-        });
-        if report.epoch < self.cluster.epoch && report.ca_certificate.is_some() && !told {
-            self.ask(member, Wanted::Join);
-        }
+    /// Whether a machine has to be told where its cluster is since that was restored. One that is a node goes on with its
+    /// key: the order to join says the epoch and where curators are, and its ticket is not used. One that registered or
+    /// waited to be approved meanwhile is asked anew. Whatever has to leave is told nothing else.
+    fn has_to_follow(&self, member: &Member, report: &Report, node: Option<&Node>) -> bool {
+        let restored = self.cluster.restored_at;
+        let told = |asked: &Asked| {
+            asked.what == Wanted::Leave
+                || asked.what == Wanted::Join && restored.is_none_or(|restored| asked.at > restored)
+        };
+        let lives_on =
+            node.is_some_and(|node| node.state == NodeState::Up) && report.ca_certificate.is_some();
+        let registers = report.ca_certificate.is_none()
+            && node.is_none_or(|node| node.state != NodeState::Decommissioned)
+            && member.asked.is_some_and(|asked| asked.what == Wanted::Join);
+        report.epoch < self.cluster.epoch
+            && (lives_on || registers)
+            && !member.asked.as_ref().is_some_and(told)
     }
 
     /// Asks a machine to join that has no node yet.
@@ -606,20 +620,23 @@ impl Planning<'_> {
         }
     }
 
-    /// Nodes of our machines that are other nodes by now. What somebody else let in is theirs.
+    /// Nodes of our machines that are other nodes by now, and those that had left. What somebody else let in is theirs.
     fn clean(&mut self, seen: &Seen, consensus: &mut Option<Step>) {
         let current: BTreeMap<MachineId, &Member> =
             self.cluster.members.iter().map(|member| (member.machine, member)).collect();
+        let keys: BTreeSet<Digest> = self.cluster.members.iter().filter_map(Member::key).collect();
         for node in &seen.nodes {
-            // Of a node that says no machine nobody here knows anything.
-            let Some(machine) = node.machine else { continue };
+            let current = node.machine.and_then(|machine| current.get(&machine));
             // What a machine has not reported yet it may be about to.
-            let stale = current.get(&machine).is_some_and(|member| {
+            let stale = current.is_some_and(|member| {
                 member.leaving.is_none()
                     && node.health != Health::Healthy
                     && member.report.as_ref().is_some_and(|report| report.key != Some(node.key))
             });
-            if !stale {
+            // It had left, and a snapshot from before that has brought it back.
+            let is_back =
+                current.is_none() && self.cluster.left.contains(&node.key) && !keys.contains(&node.key);
+            if !stale && !is_back {
                 continue;
             }
             match next_to_nothing(node) {
@@ -628,8 +645,12 @@ impl Planning<'_> {
                     Ok(step) if consensus.is_none() => *consensus = Some(step),
                     Ok(_) => {}
                     Err(not_yet) => {
-                        let waits =
-                            format!("{}, whose machine is another node by now, is to go; {not_yet}", node.id);
+                        let why = if stale {
+                            "whose machine is another node by now"
+                        } else {
+                            "which had left before"
+                        };
+                        let waits = format!("{}, {why}, is to go; {not_yet}", node.id);
                         self.plan.waits.push(waits);
                     }
                 },

@@ -261,8 +261,8 @@ pub struct Restoring {
     pub since: Timestamp,
     /// The machine that is to restore it, if a person said one.
     pub onto: Option<MachineId>,
-    /// SHA-256 of the snapshot.
-    pub digest: Digest,
+    /// SHA-256 of the snapshot; none when that is not kept any more.
+    pub digest: Option<Digest>,
 }
 
 /// A cluster at one time.
@@ -286,6 +286,8 @@ pub struct Cluster {
     pub declared: Vec<Declared>,
     /// Its machines, in the order in which they were chosen.
     pub members: Vec<Member>,
+    /// Keys of nodes that left it, as far back as its snapshots go: one that is restored brings them back.
+    pub left: BTreeSet<Digest>,
     /// Its nodes.
     pub view: View,
 }

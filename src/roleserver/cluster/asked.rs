@@ -141,8 +141,23 @@ struct Inner {
     machine: MachineId,
     files: Files,
     facts: Facts,
-    /// The newest order that was refused, and why.
-    refused: Mutex<Option<(i64, String)>>,
+    /// The newest order that was not taken, and why.
+    refused: Mutex<Option<Refused>>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    generation: i64,
+    why: NotTaken,
+}
+
+/// Why an order was not taken.
+#[derive(Debug)]
+enum NotTaken {
+    /// It cannot be, and is not asked again.
+    Never(String),
+    /// It could not be kept now, and has to be sent again.
+    NotNow(String),
 }
 
 impl Asked {
@@ -155,13 +170,14 @@ impl Asked {
     /// Takes an order that came with an answer.
     pub fn hear(&self, order: &wire::ClusterOrder) {
         let Inner { machine, files, facts, refused } = &*self.0;
-        let taken = read(*machine, order).map_err(|error| error.to_string()).and_then(|order| {
-            let cannot = |error: FilesError| error.to_string();
+        let never = |error: OrderError| NotTaken::Never(error.to_string());
+        let taken = read(*machine, order).map_err(never).and_then(|order| {
+            let cannot = |error: FilesError| NotTaken::NotNow(error.to_string());
             match judge(&present(files).map_err(cannot)?, &order) {
                 Verdict::PassOver => Ok(false),
-                Verdict::Refuse(why) => Err(why),
+                Verdict::Refuse(why) => Err(NotTaken::Never(why)),
                 Verdict::Take => {
-                    follow_from_now_on(&order, files, facts)?;
+                    follow_from_now_on(&order, files, facts).map_err(NotTaken::NotNow)?;
                     files.write_order(&order).map(|()| true).map_err(cannot)
                 }
             }
@@ -177,14 +193,15 @@ impl Asked {
                 facts.ordered.set(());
             }
             Err(why) => {
-                if refused.as_ref().is_none_or(|(generation, _)| *generation != order.generation) {
+                if refused.as_ref().is_none_or(|refused| refused.generation != order.generation) {
+                    let (NotTaken::Never(why) | NotTaken::NotNow(why)) = &why;
                     tracing::warn!(
                         generation = order.generation,
                         why,
-                        "an order about a cluster was refused"
+                        "an order about a cluster was not taken"
                     );
                 }
-                *refused = Some((order.generation, why));
+                *refused = Some(Refused { generation: order.generation, why });
             }
         }
     }
@@ -215,9 +232,14 @@ impl Asked {
         }
         errors.extend(facts.trouble.latest().flatten());
         let refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((generation, why)) = refused.as_ref().filter(|(newest, _)| *newest > report.generation) {
-            report.generation = *generation;
-            errors = vec![why.clone()];
+        match refused.as_ref().filter(|refused| refused.generation > report.generation) {
+            Some(Refused { generation, why: NotTaken::Never(why) }) => {
+                report.generation = *generation;
+                errors = vec![why.clone()];
+            }
+            // Whoever hears no answer to the order sends it again.
+            Some(Refused { why: NotTaken::NotNow(why), .. }) => errors.push(why.clone()),
+            None => {}
         }
         report.error = errors.join("; ");
         report

@@ -79,7 +79,14 @@ pub fn enrolment(files: Files, facts: Facts, clock: Clock, shepherds: Shepherds)
         async move {
             let scope = starting.scope().clone();
             let trouble = facts.trouble.clone();
-            let done = Doing { files, facts, clock, shepherds, scope: scope.clone() }.what_was_asked().await;
+            let doing = Doing { files, facts, clock, shepherds, scope: scope.clone() };
+            let done = loop {
+                match Box::pin(doing.what_was_asked()).await {
+                    Ok(Done::AskedAnew) => {}
+                    Ok(Done::Whole) => break Ok(()),
+                    Err(stop) => break Err(stop),
+                }
+            };
             // Whoever asked is told, and not only the log of this machine.
             if !scope.token().is_cancelled() {
                 trouble.set(done.as_ref().err().map(ToString::to_string));
@@ -100,8 +107,16 @@ struct Doing {
     scope: Scope,
 }
 
+/// What became of it.
+enum Done {
+    /// It is what it was asked to be.
+    Whole,
+    /// Something else is asked by now: what was begun is left as it is, and that is done.
+    AskedAnew,
+}
+
 impl Doing {
-    async fn what_was_asked(&self) -> Result<(), Stop> {
+    async fn what_was_asked(&self) -> Result<Done, Stop> {
         let order = self.files.order()?;
         if let Some(order) = &order {
             order
@@ -128,10 +143,10 @@ impl Doing {
                 if let Some(order) = &order {
                     follow_from_now_on(order, &self.files, &self.facts).map_err(Stop::because)?;
                 }
-                self.come_back(order.as_ref(), &credentials)
+                self.come_back(order.as_ref(), &credentials).map(|()| Done::Whole)
             }
-            (Step::Found, Some(order), _) => self.found(&order).await,
-            (Step::Join, Some(order), _) => self.join(&order).await,
+            (Step::Found, Some(order), _) => self.found(&order).await.map(|()| Done::Whole),
+            (Step::Join, Some(order), _) => Box::pin(self.join(&order)).await,
             // Whoever asked has taken it back.
             _ => Err(Stop::because("nothing is asked of this machine any more")),
         }
@@ -204,8 +219,8 @@ impl Doing {
         ))
     }
 
-    async fn join(&self, order: &Order) -> Result<(), Stop> {
-        let What::Join { ticket, ca_certificate, curators, .. } = &order.what else { return Ok(()) };
+    async fn join(&self, order: &Order) -> Result<Done, Stop> {
+        let What::Join { ticket, ca_certificate, curators, .. } = &order.what else { return Ok(Done::Whole) };
         let key = self.files.key_or_new()?;
         let anchor = parse_anchor(ca_certificate)?;
         let request = wire::RegisterRequest {
@@ -243,8 +258,26 @@ impl Doing {
                 }
             }
         };
-        let membership = self.with(&leaders, becoming).await??;
-        self.take(order, &key, &membership)
+        // The cluster may have been restored elsewhere meanwhile, and this machine told so.
+        let becoming = async {
+            tokio::select! {
+                membership = becoming => membership.map(Some),
+                anew = self.asked_anew(order) => anew.map(|()| None),
+            }
+        };
+        match Box::pin(self.with(&leaders, becoming)).await?? {
+            Some(membership) => self.take(order, &key, &membership).map(|()| Done::Whole),
+            None => Ok(Done::AskedAnew),
+        }
+    }
+
+    /// Waits until another order stands on the disk than this one.
+    async fn asked_anew(&self, order: &Order) -> Result<(), Stop> {
+        let mut ordered = self.facts.ordered.watch();
+        while self.files.order()?.as_ref() == Some(order) {
+            ordered.next().await;
+        }
+        Ok(())
     }
 
     fn come_back(&self, order: Option<&Order>, credentials: &Credentials) -> Result<(), Stop> {

@@ -96,10 +96,11 @@ async fn restored_cluster_has_all_records_and_no_member_of_before_however_often_
     again.retain(|key, _| !CERTIFICATES.range().contains(key));
     assert!(again.iter().all(|(key, value)| there.get(key) == Some(value)), "it was written again");
 
-    // Another epoch is another cluster.
+    // What was restored before is not taken for what was ordered since.
     let restoring = founding.restoring.clone().map(|restoring| Restoring { epoch: 4, ..restoring });
     let error = bootstrap(&client, &Founding { restoring, ..founding }, now).await;
     let error = error.map_err(|error| error.to_string());
-    assert!(error.as_ref().is_err_and(|error| error.contains("holds cluster")), "{error:?}");
+    let said = "holds it of epoch 3, and epoch 4 was ordered";
+    assert!(error.as_ref().is_err_and(|error| error.contains(said)), "{error:?}");
     Ok(())
 }

@@ -92,6 +92,7 @@ fn well(control_plane: u8) -> Cluster {
         restoring: None,
         declared: Vec::new(),
         members,
+        left: BTreeSet::new(),
         view: View::Seen(seen),
     }
 }
@@ -509,7 +510,7 @@ fn cluster_ends_when_its_machines_have_left() {
 /// heard.
 fn restoring(onto: Option<u8>) -> Cluster {
     let since = at(950);
-    let restoring = Restoring { since, onto: onto.map(machine), digest: [5; 32] };
+    let restoring = Restoring { since, onto: onto.map(machine), digest: Some([5; 32]) };
     let mut cluster = Cluster { restoring: Some(restoring), view: View::Nobody, spec: spec(1, 1), ..well(3) };
     cluster.members[1].phase = Phase::NeedsHuman;
     cluster.members[2].phase = Phase::Silent;
@@ -597,6 +598,68 @@ fn whoever_lived_on_is_told_where_the_restored_cluster_is_once() {
     assert_eq!(told(&cluster, &[]), "ask 9 join", "it has heard of it");
     cluster.members[1].asked = Some(order(Wanted::Join, 50));
     assert_eq!(told(&cluster, &[]), "", "it was told");
+}
+
+#[test]
+fn whoever_registered_while_the_cluster_was_restored_is_asked_anew() {
+    let mut cluster = Cluster { epoch: 2, restored_at: Some(at(900)), ..well(1) };
+    for number in [0, 1] {
+        cluster.members[number].report.as_mut().unwrap().epoch = 2;
+    }
+    let waiting = Report { generation: 3, key: Some(key(20)), ..Report::default() };
+    cluster.members.push(Member {
+        asked: Some(order(Wanted::Join, 50)),
+        report: Some(waiting),
+        ..member(20, Part::Worker)
+    });
+    cluster.spec.workers = 2;
+    let last = cluster.members.len() - 1;
+    let registers = "20 waits: it was asked to join, and registers";
+    assert_eq!(told(&cluster, &[]), registers, "it was asked since then, and is told where the cluster is");
+    cluster.members[last].asked = Some(Asked { at: at(899), ..order(Wanted::Join, 50) });
+    assert_eq!(told(&cluster, &[]), "ask 20 join", "the snapshot has no node of it");
+    seen(&mut cluster).nodes.push(Node { state: NodeState::Standby, ..node(20, &[]) });
+    assert_eq!(told(&cluster, &[]), "ask 20 join", "the snapshot has it as let in");
+}
+
+#[test]
+fn whoever_is_to_leave_a_restored_cluster_is_told_nothing_else() {
+    let mut cluster = Cluster { epoch: 2, restored_at: Some(at(900)), ..well(1) };
+    cluster.members[0].report.as_mut().unwrap().epoch = 2;
+    // Its node came after the snapshot.
+    seen(&mut cluster).nodes.retain(|node| node.key != key(9));
+    assert_eq!(told(&cluster, &[]), "ask 9 leave");
+    cluster.members[1].asked = Some(order(Wanted::Leave, 50));
+    let waits = "9 waits: its node was deleted, and it has to leave before it comes anew";
+    assert_eq!(told(&cluster, &[]), waits);
+}
+
+#[test]
+fn nodes_that_had_left_and_that_a_snapshot_brought_back_go_again() {
+    let mut cluster = well(1);
+    seen(&mut cluster).nodes.push(Node { machine: Some(machine(30)), ..node(30, &[]) });
+    assert_eq!(told(&cluster, &[]), "", "what somebody else let in is theirs");
+    cluster.left = BTreeSet::from([key(30), key(9)]);
+    assert_eq!(
+        told(&cluster, &[]),
+        "decommission node-30",
+        "and that of a machine that is here by now stays"
+    );
+    seen(&mut cluster).nodes[2].machine = None;
+    assert_eq!(told(&cluster, &[]), "decommission node-30", "it is known by its key");
+    seen(&mut cluster).nodes[2].state = NodeState::Decommissioned;
+    assert_eq!(told(&cluster, &[]), "delete node-30");
+}
+
+#[test]
+fn machine_that_is_free_is_taken_to_restore_the_cluster_before_any_worker() {
+    let mut cluster = restoring(None);
+    cluster.spec.workers = 3;
+    let first = told(&cluster, &[20]);
+    assert!(!first.contains("worker"), "{first}");
+    old_ones_leave(&mut cluster);
+    let next = told(&cluster, &[20]);
+    assert!(next.starts_with("choose 20 control-plane; ") && !next.contains("worker"), "{next}");
 }
 
 #[test]

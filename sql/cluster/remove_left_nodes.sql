@@ -1,0 +1,1 @@
+DELETE FROM cluster_left_node WHERE cluster_id = $1

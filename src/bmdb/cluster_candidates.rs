@@ -1,0 +1,80 @@
+//! Machines that may be chosen for a cluster: those that are well, in none, and that nobody has other plans for.
+
+use serde_json::Value;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::bmdb::connection::Doing as _;
+use crate::bmdb::error::BmdbError;
+use crate::model::cluster::selector::{Selector, Traits};
+use crate::model::cluster::state::Candidate;
+use crate::model::ids::MachineId;
+
+/// Machines that one statement reads.
+#[cfg(feature = "shepherd")]
+const PAGE: i64 = 1_000;
+
+/// A page of machines that may be chosen, and what it said of them.
+pub(crate) struct Candidates {
+    /// Those that fit the selector.
+    pub(crate) found: Vec<Candidate>,
+    /// The last machine that was looked at, if there may be more after it.
+    #[cfg(feature = "shepherd")]
+    pub(crate) next: Option<Uuid>,
+}
+
+/// Machines that may be chosen and come after this one in the order of their ids.
+#[cfg(feature = "shepherd")]
+pub(crate) async fn page(
+    tx: &mut PgConnection,
+    selector: &Selector,
+    after: Uuid,
+) -> Result<Candidates, BmdbError> {
+    candidates(tx, selector, after, PAGE).await
+}
+
+/// Whether this machine may be chosen.
+pub(crate) async fn is_free(
+    tx: &mut PgConnection,
+    selector: &Selector,
+    machine: Uuid,
+) -> Result<bool, BmdbError> {
+    let before = Uuid::from_u128(machine.as_u128().saturating_sub(1));
+    let found = candidates(tx, selector, before, 1).await?.found;
+    Ok(found.iter().any(|candidate| candidate.machine.0 == machine))
+}
+
+async fn candidates(
+    tx: &mut PgConnection,
+    selector: &Selector,
+    after: Uuid,
+    most: i64,
+) -> Result<Candidates, BmdbError> {
+    let rows = sqlx::query_file!("sql/cluster/candidates.sql", after, most)
+        .fetch_all(tx)
+        .await
+        .doing("looking for machines for a cluster")?;
+    #[cfg(feature = "shepherd")]
+    let next =
+        rows.last().map(|row| row.machine_id).filter(|_| i64::try_from(rows.len()).unwrap_or(most) == most);
+    let count = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok());
+    let labels = |labels: Option<Value>| labels.and_then(|labels| serde_json::from_value(labels).ok());
+    let fits = rows.into_iter().filter_map(|row| {
+        let traits = Traits {
+            provider: row.provider,
+            location: row.location.clone(),
+            manufacturer: row.manufacturer,
+            product: row.product,
+            memory: count(row.memory_bytes),
+            cpus: count(row.cpu_threads),
+            labels: labels(row.labels).unwrap_or_default(),
+        };
+        let candidate = Candidate { machine: MachineId(row.machine_id), location: row.location };
+        selector.holds(&traits).then_some(candidate)
+    });
+    Ok(Candidates {
+        found: fits.collect(),
+        #[cfg(feature = "shepherd")]
+        next,
+    })
+}
