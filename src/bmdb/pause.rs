@@ -21,7 +21,7 @@ use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect::now;
 use crate::bmdb::policy::policy_in;
-use crate::model::pause::{Loop, LoopState, Pause, not_paused};
+use crate::model::pause::{Loop, LoopState, Pause, holding, not_paused};
 use crate::model::second_person::Grave;
 use crate::model::telling::{absolute, relative};
 use crate::model::time::{Timestamp, after};
@@ -111,13 +111,22 @@ impl Pauses {
         of: Loop,
         providers: &[String],
     ) -> Result<Vec<String>, BmdbError> {
+        let known = self.known(bmdb).await?;
+        Ok(not_paused(&known.pauses, of, providers, known.at))
+    }
+
+    /// The pause of a loop that has no providers, and when that was read.
+    pub async fn of_all(&mut self, bmdb: &Bmdb, of: Loop) -> Result<Option<(Pause, Timestamp)>, BmdbError> {
+        let known = self.known(bmdb).await?;
+        Ok(holding(&known.pauses, of, "", known.at).next().map(|pause| (pause.clone(), known.at)))
+    }
+
+    async fn known(&mut self, bmdb: &Bmdb) -> Result<&Known, BmdbError> {
         let known = match self.known.take().filter(|known| known.read.elapsed() < BELIEVED) {
             Some(known) => known,
             None => bmdb.known_pauses().await?,
         };
-        let left = not_paused(&known.pauses, of, providers, known.at);
-        self.known = Some(known);
-        Ok(left)
+        Ok(self.known.insert(known))
     }
 }
 
@@ -199,6 +208,13 @@ async fn pause(tx: &mut PgConnection, order: &Order, new: &NewPause) -> Result<C
         return Ok(carried);
     }
     let (of, provider) = (new.of, new.provider.as_deref());
+    if let Some(provider) = provider.filter(|_| !of.has_providers()) {
+        let said = format!(
+            "the loop {of} cannot be paused for {provider} alone: a cluster may have machines of several providers; \
+             leave --provider out to pause it for all clusters"
+        );
+        return Err(BmdbError::OrderRefused { reason: "LOOP_WITHOUT_PROVIDERS", said });
+    }
     let stored = found(tx, of, provider).await?;
     let now = now(tx).await?;
     let until = new.until.map(|until| match until {

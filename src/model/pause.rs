@@ -2,7 +2,7 @@
 //!
 //! A paused loop begins nothing: it claims no machine, and a paused provisioner makes no pass. What it has
 //! begun goes on. A pause is of one provider's machines or of all; both can hold at once, and then a machine
-//! waits for the later end of the two. Nothing here stops the clock of anything: silence is noticed, backoffs
+//! waits for the later end of the two. Clusters have no provider, and are paused all together. Nothing here stops the clock of anything: silence is noticed, backoffs
 //! run out, and when the loop is resumed everything that came due meanwhile is due.
 
 use std::fmt;
@@ -31,12 +31,21 @@ pub enum Loop {
     Retirer,
     /// Reboots machines and switches their power, as people order.
     Switcher,
+    /// Makes machines nodes of clusters, and sees to it that those have what they are to have.
+    Cluster,
 }
 
 impl Loop {
     /// All of them, in the order in which a machine meets them.
-    pub const ALL: [Self; 6] =
-        [Self::Provisioner, Self::Initializer, Self::Recoverer, Self::Updater, Self::Retirer, Self::Switcher];
+    pub const ALL: [Self; 7] = [
+        Self::Provisioner,
+        Self::Initializer,
+        Self::Recoverer,
+        Self::Updater,
+        Self::Cluster,
+        Self::Retirer,
+        Self::Switcher,
+    ];
 
     /// The name used in the database, on the command line and in flags.
     #[must_use]
@@ -48,7 +57,14 @@ impl Loop {
             Self::Provisioner => "provisioner",
             Self::Retirer => "retirer",
             Self::Switcher => "switcher",
+            Self::Cluster => "cluster",
         }
+    }
+
+    /// Whether it works on machines of providers, and may be paused for one of them alone.
+    #[must_use]
+    pub const fn has_providers(self) -> bool {
+        !matches!(self, Self::Cluster)
     }
 
     /// The loop that does this.
@@ -77,7 +93,7 @@ impl FromStr for Loop {
         Self::ALL.into_iter().find(|one| one.as_str() == name).ok_or_else(|| UnknownName {
             what: "loop",
             name: name.to_owned(),
-            known: "provisioner, initializer, recoverer, updater, retirer, switcher",
+            known: "provisioner, initializer, recoverer, updater, cluster, retirer, switcher",
         })
     }
 }
@@ -178,7 +194,11 @@ impl Pause {
 /// A loop and whose machines, in a sentence.
 #[must_use]
 pub fn what(of: Loop, provider: Option<&str>) -> String {
-    provider.map_or_else(|| format!("the {of}"), |provider| format!("the {of} of {provider}"))
+    match provider {
+        Some(provider) => format!("the {of} of {provider}"),
+        None if of.has_providers() => format!("the {of}"),
+        None => format!("the loop {of}"),
+    }
 }
 
 /// The command that ends a pause of a loop.
@@ -239,7 +259,7 @@ mod tests {
     #[test]
     fn every_loop_is_there_with_its_own_workers_and_pauses() {
         let pauses = [pause(Loop::Recoverer, None, None), pause(Loop::Recoverer, Some("rack"), Some(9))];
-        let sessions = [("recoverer".to_owned(), 3), ("callback".to_owned(), 2), ("retirer".to_owned(), 1)];
+        let sessions = [("recoverer".to_owned(), 3), ("cluster".to_owned(), 2), ("retirer".to_owned(), 1)];
         let found: Vec<_> = LoopState::all(&pauses, &sessions)
             .into_iter()
             .map(|state| (state.of, state.workers, state.pauses.len()))
@@ -249,6 +269,7 @@ mod tests {
             (Loop::Initializer, 0, 0),
             (Loop::Recoverer, 3, 2),
             (Loop::Updater, 0, 0),
+            (Loop::Cluster, 2, 0),
             (Loop::Retirer, 1, 0),
             (Loop::Switcher, 0, 0),
         ];
@@ -310,6 +331,8 @@ mod tests {
         let all = pause(Loop::Provisioner, None, None);
         assert!(all.sentence(at(30)).contains("until it is resumed"));
         assert_eq!(all.resume(), "shepherdctl loops resume provisioner");
+        let clusters = pause(Loop::Cluster, None, None).sentence(at(30));
+        assert!(clusters.starts_with("the loop cluster was paused by kim "), "{clusters}");
     }
 
     #[test]

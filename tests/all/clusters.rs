@@ -518,3 +518,31 @@ async fn of_three_silent_members_one_at_a_time_is_helped() -> TestResult {
     assert_eq!(overlaps, 0, "the ladders of two machines of a cluster overlap");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult {
+    let field = Field::start("clusters_paused", 1).await?;
+    let pause = ["loops", "pause", "cluster", "--reason", "the switch is changed"];
+    let refused = field.ctl(&[&pause[..], &["--provider", "sim"]].concat());
+    let refused = refused.expect_err("a provider has no clusters").to_string();
+    assert!(refused.contains("cannot be paused for sim alone"), "{refused}");
+    field.ctl(&pause)?;
+    let create = ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0", "--reason", "the hall"];
+    field.ctl(&create)?;
+    let waits = |cluster: &Value| cluster["waits"][0].as_str().unwrap_or_default().to_owned();
+    let paused = field.until("it says why it waits", "ams", |cluster| !waits(cluster).is_empty()).await?;
+    let said = waits(&paused);
+    for part in ["the loop cluster was paused by ", "the switch is changed", "is chosen as", "loops resume cluster"] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    // It is looked at again and again, and still nothing was done.
+    let again = "SELECT looked_at > created_at + INTERVAL '5 seconds' FROM cluster";
+    field.fleet.until("it is looked at again", again).await?;
+    let later = field.cluster("ams")?;
+    assert_eq!((machines(&later, "control-plane").len(), settled(&later)), (0, false), "{later:#}");
+    assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_order").await?);
+
+    field.ctl(&["loops", "resume", "cluster", "--reason", "the switch is new"])?;
+    field.until("it is made", "ams", settled).await?;
+    Ok(())
+}

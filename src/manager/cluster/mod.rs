@@ -11,6 +11,11 @@
 //! * An epoch that was drawn for a machine to restore the cluster, and never handed on, is nobody's.
 //! * What curators were told and answered to nobody is seen in what they say next.
 //!
+//! # While the loop is paused
+//!
+//! A pass looks, writes down what it would do next, and takes no step. Snapshots are taken, and certificates of people
+//! signed and refused, as ever: that disturbs nothing, and is wanted most when somebody has stopped the rest.
+//!
 //! # Who may do it
 //!
 //! Before anything goes out, the session must outlast the call: one who was frozen in between does no further step, finds
@@ -37,6 +42,7 @@ use crate::bmdb::cluster_work::{LEASE, Look, MachineLook};
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::lease::NamedLease;
+use crate::bmdb::pause::Pauses;
 use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::{Session, Sessions};
 use crate::manager::cluster::curators::{ANSWER, CuratorError, Way, owner_key};
@@ -48,6 +54,7 @@ use crate::model::cluster::plan::{Places, Plan, plan};
 use crate::model::cluster::snapshot::due;
 use crate::model::cluster::spec::Part;
 use crate::model::cluster::state::{Cluster, Health, NodeState, Seen, View};
+use crate::model::pause::Loop;
 use crate::model::time::Timestamp;
 
 /// Who starts its sessions.
@@ -148,7 +155,16 @@ async fn passes(
         match bmdb.take_lease(session, LEASE, &cluster.to_string()).await {
             Ok(Some(lease)) => {
                 tracing::info!(cluster = name, fence = lease.fence, "tending a cluster");
-                let mut tending = Tending { bmdb, session, lease, settings, way: None, cluster, name };
+                let mut tending = Tending {
+                    bmdb,
+                    session,
+                    lease,
+                    settings,
+                    way: None,
+                    pauses: Pauses::default(),
+                    cluster,
+                    name,
+                };
                 let gone = tending.hold(stop).await;
                 if let Err(error) = bmdb.give_back_lease(&tending.lease).await {
                     tracing::warn!(cluster = name, %error, "cannot give back a lease; the reaper will");
@@ -183,6 +199,7 @@ struct Tending<'t> {
     lease: NamedLease,
     settings: &'t ClusterSettings,
     way: Option<Way>,
+    pauses: Pauses,
     cluster: Uuid,
     name: &'t str,
 }
@@ -232,7 +249,17 @@ impl Tending<'_> {
         let places: Places =
             found.machines.iter().map(|line| (line.member.machine, line.location.clone())).collect();
         let mut planned = plan(&cluster, &candidates, &places, now);
-        let steps = std::mem::take(&mut planned.steps);
+        let mut steps = std::mem::take(&mut planned.steps);
+        if let Some(next) = steps.first()
+            && let Some((pause, at)) = self.pauses.of_all(self.bmdb, Loop::Cluster).await?
+        {
+            planned.waits.push(format!(
+                "{}; the next step would be: {next}; it goes on with: {}",
+                pause.sentence(at),
+                pause.resume()
+            ));
+            steps.clear();
+        }
         let busy = !steps.is_empty();
         for step in steps {
             failpoint::pass(COMPONENT, "step");
