@@ -412,6 +412,19 @@ async fn delete(tx: &mut PgConnection, order: &Order, artefact: &str) -> Result<
         );
         return Err(refused("IN_USE", said));
     }
+    let digits = hex::encode(sha256.0);
+    let named = sqlx::query_file!("sql/artefact/declared.sql", digits.as_bytes())
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("removing an artefact")?;
+    if let Some(named) = named {
+        let said = format!(
+            "{artefact} was not removed: the role {} of the cluster {} is declared with it, and nodes that are given \
+             the role fetch it; declare the role without it, or: shepherdctl cluster undeclare {} {}",
+            named.role, named.name, named.name, named.role
+        );
+        return Err(refused("IN_USE", said));
+    }
     begin_attempt(tx, order).await?;
     remove(tx, sha256).await?;
     end_attempt(tx, order).await?;

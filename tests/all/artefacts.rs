@@ -10,8 +10,9 @@ use shepherd::bmdb::audit::{Actor, Order, request_digest};
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::retention::Retained;
 use shepherd::model::artefact::{PIECE, pieces};
-use shepherd::model::declaration::Sha256;
+use shepherd::model::declaration::{Declaration, Sha256};
 use shepherd::proto::agent::v1::FetchArtefactRequest;
+use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::shepherds::{FetchError, Shepherds, Way, Ways};
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -289,5 +290,42 @@ async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_e
     }
     assert_eq!(count("SELECT count(*) FROM artefact").await?, 1);
     assert_eq!(count("SELECT count(*) FROM artefact_chunk").await?, 2);
+    Ok(world.listener.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn artefact_that_a_role_is_declared_with_stays_until_it_is_declared_without() -> TestResult {
+    let world = World::new("artefacts_declared").await?;
+    let bmdb = &world.listener.bmdb;
+    let archive = add(bmdb, &content(PIECE)).await?;
+    sqlx::query(
+        "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
+             created_by, waits, settled)
+         VALUES (gen_random_uuid(), 'ams', 3, 1, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE)",
+    )
+    .execute(&world.pool)
+    .await?;
+    let digest = hex::encode(archive.0);
+    let of_an_archive = wire::RootFilesystem { archive: digest, program: "/bin/server".to_owned() };
+    let declared = wire::Declaration {
+        role: "web".to_owned(),
+        services: vec![wire::Service {
+            name: "server".to_owned(),
+            run: Some(wire::service::Run::RootFilesystem(of_an_archive)),
+            user: "1000".to_owned(),
+            ..wire::Service::default()
+        }],
+        ..wire::Declaration::default()
+    };
+    bmdb.declare_in_cluster(order(), "ams".to_owned(), Declaration::new(declared)?).await?;
+    let refused = bmdb.delete_artefact(order(), "one".to_owned()).await.err().context("it was removed")?;
+    let said = refused.to_string();
+    assert!(said.contains("the role web of the cluster ams is declared with it"), "{said}");
+    assert!(said.ends_with("shepherdctl cluster undeclare ams web"), "{said}");
+    assert!(bmdb.artefact_size(archive).await?.is_some());
+
+    bmdb.undeclare_in_cluster(order(), "ams".to_owned(), "web".to_owned()).await?;
+    bmdb.delete_artefact(order(), "one".to_owned()).await?;
+    assert_eq!(bmdb.artefact_size(archive).await?, None);
     Ok(world.listener.stop().await?)
 }
