@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::facts::Snapshot;
+use crate::model::cluster::disturb::InCluster;
 use crate::model::ids::MachineId;
 use crate::model::plan::{Disturbed, FleetView, MachineState, StoredLane};
 use crate::model::policy::Disturbance;
@@ -33,12 +34,15 @@ impl Bmdb {
             let ids: Vec<Uuid> = page.iter().map(|snapshot| snapshot.facts.machine.0).collect();
             let Some(last) = ids.last().copied() else { break };
             let mut lanes = self.stored_lanes(ids.clone()).await?;
+            let mut clusters = self.in_clusters(ids.clone()).await?;
             let mut newer_fences = self.newer_fences(ids).await?;
             machines.extend(page.into_iter().filter_map(|Snapshot { facts, .. }| {
                 let lanes = lanes.remove(&facts.machine.0)?;
                 let (phase_index, phase_since) = lanes.phase?;
                 let newer_fence = newer_fences.remove(&facts.machine.0);
-                Some(MachineState { facts, phase_index, phase_since, lanes: lanes.stored, newer_fence })
+                let cluster = clusters.remove(&facts.machine.0);
+                let lanes = lanes.stored;
+                Some(MachineState { facts, phase_index, phase_since, lanes, newer_fence, cluster })
             }));
             after = MachineId(last);
         }
@@ -88,6 +92,35 @@ impl Bmdb {
             Box::pin(async move { sqlx::query_file_scalar!("sql/inspect/now.sql").fetch_one(pool).await })
         })
         .await
+    }
+
+    async fn in_clusters(&self, machines: Vec<Uuid>) -> Result<HashMap<Uuid, InCluster>, BmdbError> {
+        let rows = self
+            .statement("reading what clusters say of a page of machines", move |pool| {
+                let machines = machines.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("sql/plan/in_clusters.sql", &machines).fetch_all(pool).await
+                })
+            })
+            .await?;
+        let count = |count: i64| usize::try_from(count).unwrap_or(0);
+        let read = rows.into_iter().map(|row| {
+            let cluster = InCluster {
+                name: row.name,
+                founded: row.founded,
+                leaving: row.deleting || row.leaving.is_some(),
+                health: row.health,
+                voter: row.voter.unwrap_or(false),
+                votes: row
+                    .voters
+                    .zip(row.voters_reached)
+                    .map(|(voters, reached)| (count(voters), count(reached))),
+                seen_at: row.seen_at,
+                disturbed: None,
+            };
+            (row.machine_id, cluster)
+        });
+        Ok(read.collect())
     }
 
     async fn stored_lanes(&self, machines: Vec<Uuid>) -> Result<HashMap<Uuid, StoredLanes>, BmdbError> {

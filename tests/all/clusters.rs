@@ -447,6 +447,13 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
+    let plan = field.ctl(&["plan", "--horizon", "10m"])?;
+    for machine in &cut_off {
+        let put_off = |line: &str| {
+            line.contains(machine.as_str()) && line.contains("unreachable by us, healthy to its curator")
+        };
+        assert!(plan.lines().any(put_off), "{machine} is not put off:\n{plan}");
+    }
     let lost = "SELECT count(*) = 0 FROM machine_cluster JOIN machine_provided USING (machine_id)
         JOIN machine_due USING (machine_id) WHERE lane = 'access' AND phase_index NOT IN ('Ready', 'Silent')";
     assert!(field.fleet.holds(lost).await?, "a machine that its curator hears was taken for lost");
@@ -527,12 +534,15 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     let refused = refused.expect_err("a provider has no clusters").to_string();
     assert!(refused.contains("cannot be paused for sim alone"), "{refused}");
     field.ctl(&pause)?;
-    let create = ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0", "--reason", "the hall"];
+    let create =
+        ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0", "--reason", "the hall"];
     field.ctl(&create)?;
     let waits = |cluster: &Value| cluster["waits"][0].as_str().unwrap_or_default().to_owned();
     let paused = field.until("it says why it waits", "ams", |cluster| !waits(cluster).is_empty()).await?;
     let said = waits(&paused);
-    for part in ["the loop cluster was paused by ", "the switch is changed", "is chosen as", "loops resume cluster"] {
+    for part in
+        ["the loop cluster was paused by ", "the switch is changed", "is chosen as", "loops resume cluster"]
+    {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
     // It is looked at again and again, and still nothing was done.

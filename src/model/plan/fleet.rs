@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::brake::{ALL, verdicts};
+use crate::model::cluster::disturb::InCluster;
 use crate::model::disturb::Circumstances;
 use crate::model::facts::MachineFacts;
 use crate::model::ids::MachineId;
@@ -42,9 +43,24 @@ impl Fleet {
             oldest_in_window: used.map(|done| done.at).min(),
             brake: self.brake(&provider_of(&machine.facts), policy, now),
             newer_fence: machine.newer_fence,
-            // What its cluster will say is not foreseen: that changes with every answer of its curators.
-            cluster: None,
+            cluster: self.cluster_of(machine, now),
         }
+    }
+
+    /// What its cluster says to disturbing a machine: as its curators said last, and whom the plan disturbs by then.
+    fn cluster_of(&self, machine: &Passing, now: Timestamp) -> Option<InCluster> {
+        let cluster = machine.cluster.as_ref()?;
+        let same = |other: &&Passing| {
+            other.facts.machine != machine.facts.machine
+                && other.cluster.as_ref().is_some_and(|of| of.name == cluster.name)
+                && other.facts.recovery.as_ref().is_some_and(|recovery| recovery.acted.is_some())
+        };
+        let disturbed = self.machines.iter().find(same).map(|other| {
+            let provided = other.facts.provided.as_ref();
+            provided.map_or_else(|| other.facts.machine.to_string(), |provided| provided.provider_id.clone())
+        });
+        let seen_at = if machine.curators_answer { Some(now) } else { cluster.seen_at };
+        Some(InCluster { seen_at, disturbed, ..cluster.clone() })
     }
 
     /// The same for a machine that is to be given back.

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::model::cluster::disturb::{FRESH, InCluster};
 use crate::model::facts::MachineFacts;
 use crate::model::ids::MachineId;
 use crate::model::machine_view::MachineName;
@@ -33,7 +34,7 @@ use crate::model::plan::fleet::Fleet;
 use crate::model::policy::{Disturbance, Policy};
 use crate::model::process::{Lane, Process};
 use crate::model::schedule::{Armed, arm, next_due};
-use crate::model::time::{Span, Timestamp, after};
+use crate::model::time::{Span, Timestamp, after, between};
 
 pub mod diff;
 pub mod fleet;
@@ -43,11 +44,12 @@ pub mod step;
 mod tests;
 
 /// What every plan takes for granted.
-pub const ASSUMPTIONS: [&str; 6] = [
+pub const ASSUMPTIONS: [&str; 7] = [
     "what is tried succeeds: a machine that is rebooted is up by the next look, an agent that is started reports a \
      second later, and a provider answers and says nothing new, once what was put off while it hung is due again",
     "agents that report go on reporting, and those that do not stay silent until a step wakes them",
     "every provider can reboot its machines and switch their power",
+    "curators that answer go on to say what they said last, and those that do not stay away",
     "a worker is free at once, and work takes no time",
     "nobody changes anything: no operator, no provider's list, no fault",
     "somebody listens for heartbeats as now, or nobody does",
@@ -90,6 +92,8 @@ pub struct MachineState {
     pub lanes: Vec<StoredLane>,
     /// Proof that it has seen more than this BMDB has given, while nothing may be ordered of it.
     pub newer_fence: Option<NewerFence>,
+    /// What its cluster says of it, if it is of one; of others that are disturbed it says nothing.
+    pub cluster: Option<InCluster>,
 }
 
 /// One lane, as it is stored.
@@ -182,6 +186,9 @@ pub(crate) struct Passing {
     pub(crate) phase: String,
     pub(crate) phase_since: Timestamp,
     pub(crate) newer_fence: Option<NewerFence>,
+    pub(crate) cluster: Option<InCluster>,
+    /// Whether the curators of its cluster answer.
+    pub(crate) curators_answer: bool,
     lanes: Vec<StoredLane>,
     /// Whether its agent reports.
     speaks: bool,
@@ -208,6 +215,10 @@ impl<'a> Future<'a> {
                 phase: machine.phase_index.clone(),
                 phase_since: machine.phase_since,
                 newer_fence: machine.newer_fence,
+                cluster: machine.cluster.clone(),
+                curators_answer: (machine.cluster.as_ref())
+                    .and_then(|cluster| cluster.seen_at)
+                    .is_some_and(|seen| between(seen, view.at) <= FRESH),
                 lanes: machine.lanes.clone(),
                 speaks: speaks(&machine.facts, &view.policy, view.at),
                 awaited: Vec::new(),

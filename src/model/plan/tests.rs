@@ -48,6 +48,7 @@ pub(super) fn fleet(machines: Vec<MachineFacts>, policy: Policy) -> FleetView {
         phase_index: phase_of(&facts, &policy, at(0)).to_string(),
         phase_since: at(-5),
         newer_fence: None,
+        cluster: None,
         lanes: Lane::ALL
             .into_iter()
             .map(|lane| StoredLane {
@@ -316,4 +317,49 @@ fn what_a_paused_loop_would_begin_is_left_out_up_to_the_end_of_the_pause() {
         assert_eq!(begun(&fleet), expected, "{:?}", fleet.pauses);
         assert_eq!(plan(&fleet, Span::minutes(1)).paused, fleet.pauses, "and it says so");
     }
+}
+
+fn in_cluster(health: &str, seen: i64) -> InCluster {
+    InCluster {
+        name: "ams".to_owned(),
+        founded: true,
+        leaving: false,
+        health: Some(health.to_owned()),
+        voter: false,
+        votes: Some((3, 3)),
+        seen_at: Some(at(seen)),
+        disturbed: None,
+    }
+}
+
+#[test]
+fn machine_that_its_curator_hears_is_left_alone_for_as_long_as_curators_answer() {
+    let mut fleet = fleet(vec![heard(1, 700)], Policy::default());
+    fleet.machines[0].cluster = Some(in_cluster("healthy", -3));
+    let plan = super::plan(&fleet, Span::minutes(20));
+    assert!(plan.rows.len() > 20, "{plan:?}");
+    let said = "put it off: unreachable by us, healthy to its curator (cluster ams)";
+    assert!(plan.rows.iter().all(|row| row.what == said), "{:?}", plan.rows);
+
+    // They fell silent before: what they said last counts for a while, and they may be down.
+    fleet.machines[0].cluster = Some(in_cluster("healthy", -300));
+    let told = future(&fleet, 20);
+    let begun: Vec<i64> = told.iter().filter(|row| row.3 == "restart the ").map(|row| row.0).collect();
+    assert_eq!(begun.first(), Some(&300), "{told:?}");
+}
+
+#[test]
+fn machines_of_one_cluster_are_disturbed_one_after_the_other() {
+    let silent = || Some(in_cluster("silent", -3));
+    let policy = Policy { ladder: Policy::default().ladder[1..].to_vec(), ..Policy::default() };
+    let mut fleet = fleet(vec![heard(1, 700), heard(2, 700), heard(3, 700)], policy);
+    fleet.machines[0].cluster = silent();
+    fleet.machines[1].cluster = silent();
+    fleet.machines[2].cluster = Some(InCluster { name: "fra".to_owned(), ..in_cluster("silent", -3) });
+    let told = future(&fleet, 5);
+    let reboots: Vec<(i64, u128)> =
+        told.iter().filter(|row| row.3 == "reboot the m").map(|row| (row.0, row.1)).collect();
+    assert_eq!(reboots[..2], [(0, 1), (0, 3)], "one of each: {told:?}");
+    assert!(matches!(reboots[2..], [(later, 2)] if later > 60), "the other one when that is well: {told:?}");
+    assert!(told.contains(&row(0, 2, "Recovery", "put it off: ")), "{told:?}");
 }
