@@ -19,7 +19,7 @@ use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::cluster::snapshot::{LastSnapshot, Snapshots};
 use crate::model::cluster::spec::{Part, Spec};
 use crate::model::cluster::state::{Asked, Founded, Member, Report, Restoring, Wanted};
-use crate::model::cluster::view::{ClusterMachineView, ClusterView, PartOfCluster, stage};
+use crate::model::cluster::view::{ClusterMachineView, ClusterView, PartOfCluster, RESTORING, stage};
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
 use crate::model::time::Timestamp;
@@ -293,7 +293,7 @@ pub fn view(found: &ClusterAndMachines) -> ClusterView {
     let ClusterAndMachines { cluster, machines, declarations, .. } = found;
     let (deleting, founded) = (cluster.deleting.is_some(), cluster.founded.is_some());
     let stage = match &cluster.restoring {
-        Some(_) if !deleting => "restoring",
+        Some(_) if !deleting => RESTORING,
         _ => stage(deleting, founded, machines.len(), cluster.settled),
     };
     let count = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);

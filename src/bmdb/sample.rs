@@ -12,8 +12,9 @@ use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::bmdb::lease::{NamedLease, lock_lease};
+use crate::model::cluster::view::{RESTORING, stage};
 use crate::model::facts::Installation;
-use crate::model::fleet_sample::{BrakeOn, FleetSample, SeenLane, SeenMachine, minute_of};
+use crate::model::fleet_sample::{BrakeOn, FleetSample, SeenCluster, SeenLane, SeenMachine, minute_of};
 use crate::model::ids::MachineId;
 use crate::model::time::{Timestamp, between};
 
@@ -100,6 +101,27 @@ impl Bmdb {
             hardware: row.memory_bytes.zip(row.cpu_threads),
         });
         Ok((machines.collect(), last))
+    }
+
+    /// Every cluster, as far as it is counted.
+    pub async fn seen_clusters(&self) -> Result<Vec<SeenCluster>, BmdbError> {
+        let rows = self
+            .statement(WHAT, |pool| {
+                Box::pin(async move { sqlx::query_file!("sql/sample/clusters.sql").fetch_all(pool).await })
+            })
+            .await?;
+        let seen = rows.into_iter().map(|row| SeenCluster {
+            at: row.now,
+            stage: if row.restoring && !row.deleting {
+                RESTORING
+            } else {
+                stage(row.deleting, row.founded, usize::try_from(row.machines).unwrap_or(0), row.settled)
+            },
+            lives: row.founded && !row.deleting && !row.restoring,
+            seen_at: row.seen_at,
+            snapshot_at: row.snapshot_at,
+        });
+        Ok(seen.collect())
     }
 
     /// Work under way by process, and the brakes that are on.

@@ -14,7 +14,9 @@ use prometheus_client::metrics::MetricType;
 use crate::bmdb::metric_book::{Book, Label};
 use crate::bmdb::metrics::{phase_label, process_label, provider_label};
 use crate::model::brake::ALL;
-use crate::model::fleet_sample::{AGE_BOUNDS, BRAKES, FACTS, FleetSample, MOST_PLACES, OTHER};
+use crate::model::fleet_sample::{
+    AGE_BOUNDS, BRAKES, CLUSTER_STAGES, FACTS, FleetSample, MOST_PLACES, OTHER,
+};
 use crate::model::phase::Phase;
 use crate::model::process::Process;
 use crate::model::time::Timestamp;
@@ -53,6 +55,7 @@ impl FleetMetrics {
         self.register_machines(book);
         self.register_work(book);
         self.register_places(book);
+        self.register_clusters(book);
         self.gauge(
             book,
             "fleet_sample_time_seconds",
@@ -186,6 +189,28 @@ impl FleetMetrics {
                 let places = sample.places.iter();
                 places.map(|place| line(place_labels(place), amount(place.cpu_threads))).collect()
             },
+        );
+    }
+
+    fn register_clusters(&self, book: &mut Book) {
+        let stages = [with_others(&Label::one_of("stage", CLUSTER_STAGES), CLUSTER_STAGES)];
+        self.gauge(book, "fleet_clusters", "Clusters by what they go through", &stages, |sample, _| {
+            let stages = sample.clusters.stages.iter();
+            stages.map(|(stage, count)| line([("stage", stage)], number(*count))).collect()
+        });
+        self.gauge(
+            book,
+            "fleet_clusters_unheard",
+            "Clusters that have a control plane none of whose curators has answered for a minute",
+            &[],
+            |sample, _| vec![line([], number(sample.clusters.unheard))],
+        );
+        self.gauge(
+            book,
+            "fleet_cluster_snapshot_oldest_seconds",
+            "Age of the last snapshot of the cluster whose last one is the oldest",
+            &[],
+            |sample, _| vec![line([], sample.clusters.oldest_snapshot_seconds)],
         );
     }
 

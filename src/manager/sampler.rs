@@ -142,6 +142,9 @@ pub async fn count(bmdb: &Bmdb, stop: &CancellationToken) -> Result<Option<Fleet
             return Ok(None);
         }
     }
+    for cluster in &bmdb.seen_clusters().await? {
+        tally.add_cluster(cluster);
+    }
     let (work, brakes) = bmdb.seen_beside().await?;
     Ok(Some(tally.finish(work, brakes)))
 }

@@ -141,3 +141,54 @@ async fn who_has_lost_the_lease_writes_no_count_down_and_a_minute_has_one() -> T
     assert_eq!(kit.count(SAMPLES).await?, 2);
     Ok(shepherd.stop().await?)
 }
+
+#[tokio::test]
+async fn clusters_are_counted_as_they_are_shown_and_those_that_nobody_hears() -> TestResult {
+    let kit = Kit::new("sampling_clusters").await?;
+    for (name, founded, deleting, settled, seen) in [
+        ("ams", true, false, true, Some(5)),
+        ("fra", true, false, true, Some(90)),
+        ("lhr", false, false, false, None),
+        ("cdg", true, true, false, Some(90)),
+    ] {
+        sqlx::query(
+            "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
+                 created_by, waits, settled, founded_at, ca_certificate, curators, deleting_at, deleting_by, seen_at)
+             VALUES (gen_random_uuid(), $1, 3, 1, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', $2,
+                 CASE WHEN $3 THEN clock_timestamp() END,
+                 CASE WHEN $3 THEN 'ca'::BYTEA END, CASE WHEN $3 THEN '[]'::JSONB END,
+                 CASE WHEN $4 THEN clock_timestamp() END,
+                 CASE WHEN $4 THEN 'kim' END, clock_timestamp() - make_interval(secs => $5))",
+        )
+        .bind(name)
+        .bind(settled)
+        .bind(founded)
+        .bind(deleting)
+        .bind(seen.map(f64::from))
+        .execute(&kit.pool)
+        .await?;
+    }
+    for (name, hours) in [("ams", 1), ("ams", 30), ("fra", 5), ("cdg", 99)] {
+        sqlx::query(
+            "INSERT INTO cluster_snapshot
+             SELECT gen_random_uuid(), cluster_id, clock_timestamp() - make_interval(hours => $2), 'first', 7, 0, 10, 5, 3,
+                 '[]', decode(repeat('cd', 32), 'hex') FROM cluster WHERE name = $1",
+        )
+        .bind(name)
+        .bind(hours)
+        .execute(&kit.pool)
+        .await?;
+    }
+    let clusters = counted(&kit).await?.clusters;
+    let some: Vec<(&str, u64)> = clusters
+        .stages
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(stage, count)| (stage.as_str(), *count))
+        .collect();
+    assert_eq!(some, [("ending", 1), ("settled", 2), ("waiting-for-machines", 1)]);
+    assert_eq!(clusters.unheard, 1);
+    let hours = clusters.oldest_snapshot_seconds / 3600.0;
+    assert!((5.0..6.0).contains(&hours), "{hours}");
+    Ok(())
+}

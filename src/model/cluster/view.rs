@@ -17,6 +17,12 @@ pub fn stage(deleting: bool, founded: bool, machines: usize, settled: bool) -> &
     }
 }
 
+/// All that [`stage`] says, and what a cluster is in that is being restored.
+pub const STAGES: [&str; 6] =
+    ["waiting for machines", "founding", "changing", "settled", RESTORING, "ending"];
+/// The stage of a cluster that is being restored and does not end.
+pub const RESTORING: &str = "restoring";
+
 /// A cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterView {

@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::model::brake::ALL;
+use crate::model::cluster::disturb::FRESH;
+use crate::model::cluster::view::STAGES;
 use crate::model::facts::Installation;
 use crate::model::phase::Phase;
 use crate::model::policy::Policy;
@@ -54,6 +56,9 @@ const INSTALLATION_COMPLETE: &str = "installation-complete";
 const HELD: &str = "held";
 const HARDWARE_KNOWN: &str = "hardware-known";
 const NO_PROVIDER: &str = "without-provider";
+/// Stages of clusters, in the order of [`STAGES`], as labels say them.
+pub const CLUSTER_STAGES: [&str; 6] =
+    ["waiting-for-machines", "founding", "changing", "settled", "restoring", "ending"];
 /// Kinds of brakes.
 pub const BRAKES: [&str; 2] = ["creation", "recovery"];
 /// A minute, in milliseconds.
@@ -155,6 +160,33 @@ pub struct Place {
     pub cpu_threads: i64,
 }
 
+/// A cluster, as it was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenCluster {
+    /// When.
+    pub at: Timestamp,
+    /// What it goes through: one of [`STAGES`].
+    pub stage: &'static str,
+    /// Whether its control plane is there, and nobody has ended it.
+    pub lives: bool,
+    /// When its curators answered last.
+    pub seen_at: Option<Timestamp>,
+    /// When its last snapshot was taken.
+    pub snapshot_at: Option<Timestamp>,
+}
+
+/// What clusters go through.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Clusters {
+    /// How many are in each stage.
+    pub stages: BTreeMap<String, u64>,
+    /// Those whose curators should answer, and have not for longer than their answers count.
+    pub unheard: u64,
+    /// How old the last snapshot is of that cluster whose last one is the oldest, in seconds.
+    pub oldest_snapshot_seconds: f64,
+}
+
 /// A brake that is on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BrakeOn {
@@ -194,6 +226,8 @@ pub struct FleetSample {
     pub places: Vec<Place>,
     /// Brakes that are on.
     pub brakes: Vec<BrakeOn>,
+    /// Clusters.
+    pub clusters: Clusters,
 }
 
 /// A count under way.
@@ -220,6 +254,9 @@ impl Tally {
             sample.backoffs.insert(process.to_string(), 0);
             sample.work.insert(process.to_string(), 0);
         }
+        for stage in STAGES {
+            sample.clusters.stages.insert(stage_label(stage), 0);
+        }
         sample.heartbeat_ages.counts = vec![0; AGE_BOUNDS.len() + 1];
         Self { policy, sample, places: BTreeMap::new() }
     }
@@ -241,6 +278,20 @@ impl Tally {
         if machine.phase != Phase::Retired.as_str() {
             self.add_facts(machine);
             self.add_place(machine);
+        }
+    }
+
+    /// Counts a cluster.
+    pub fn add_cluster(&mut self, cluster: &SeenCluster) {
+        let clusters = &mut self.sample.clusters;
+        *clusters.stages.entry(stage_label(cluster.stage)).or_default() += 1;
+        if !cluster.lives {
+            return;
+        }
+        clusters.unheard += u64::from(cluster.seen_at.is_none_or(|seen| between(seen, cluster.at) > FRESH));
+        if let Some(taken) = cluster.snapshot_at {
+            let age = between(taken, cluster.at).as_secs_f64();
+            clusters.oldest_snapshot_seconds = clusters.oldest_snapshot_seconds.max(age);
         }
     }
 
@@ -320,6 +371,12 @@ impl FleetSample {
         scopes.dedup();
         scopes
     }
+}
+
+/// A stage of a cluster as a label says it.
+fn stage_label(stage: &str) -> String {
+    let known = STAGES.iter().position(|known| *known == stage);
+    known.map_or(OTHER, |known| CLUSTER_STAGES[known]).to_owned()
 }
 
 fn known_phase(name: &str) -> String {

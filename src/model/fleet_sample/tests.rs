@@ -157,3 +157,57 @@ fn a_sample_reads_back_and_one_of_another_release_too() {
     let other = "{\"phases\": {\"Ready\": {\"machines\": 3, \"youngest\": 1}}, \"moods\": {}}";
     assert_eq!(serde_json::from_str::<FleetSample>(other).unwrap().phases["Ready"].machines, 3);
 }
+
+#[test]
+fn clusters_are_counted_by_their_stage_and_only_those_that_live_must_be_heard() {
+    let cluster = |stage, lives, seen: Option<i64>, snapshot: Option<i64>| SeenCluster {
+        at: at(1_000),
+        stage,
+        lives,
+        seen_at: seen.map(at),
+        snapshot_at: snapshot.map(at),
+    };
+    let mut tally = Tally::new(Policy::default());
+    for cluster in [
+        cluster("settled", true, Some(990), Some(400)),
+        cluster("settled", true, Some(940), Some(900)),
+        cluster("changing", true, Some(939), None),
+        cluster("changing", true, None, None),
+        cluster("restoring", false, Some(10), Some(10)),
+        cluster("waiting for machines", false, None, None),
+        cluster("of a newer release", false, None, None),
+    ] {
+        tally.add_cluster(&cluster);
+    }
+    let clusters = tally.finish(Vec::new(), Vec::new()).clusters;
+    let stages: Vec<(&str, u64)> =
+        clusters.stages.iter().map(|(stage, count)| (stage.as_str(), *count)).collect();
+    let expected = [
+        ("changing", 2),
+        ("ending", 0),
+        ("founding", 0),
+        ("other", 1),
+        ("restoring", 1),
+        ("settled", 2),
+        ("waiting-for-machines", 1),
+    ];
+    assert_eq!(stages, expected);
+    assert_eq!((clusters.unheard, clusters.oldest_snapshot_seconds), (2, 600.0));
+}
+
+#[test]
+fn stages_of_clusters_are_known_by_their_labels() {
+    for stage in STAGES {
+        assert_eq!(stage_label(stage), stage.replace(' ', "-"));
+    }
+    for (deleting, founded, machines, settled) in [
+        (true, true, 1, true),
+        (false, false, 0, false),
+        (false, false, 1, false),
+        (false, true, 1, false),
+        (false, true, 1, true),
+    ] {
+        let stage = crate::model::cluster::view::stage(deleting, founded, machines, settled);
+        assert!(STAGES.contains(&stage), "{stage}");
+    }
+}
