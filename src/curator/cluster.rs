@@ -7,10 +7,10 @@
 use prost::Message as _;
 use uuid::Uuid;
 
-use crate::curator::key_space::{GLOBAL, KeyError};
 use crate::curator::node_id::PublicKey;
 use crate::curator::pki::Authority;
-use crate::curator::record::{self, RecordError, moment};
+use crate::etcd::key_space::{GLOBAL, KeyError};
+use crate::etcd::record::{self, RecordError, moment};
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 

@@ -8,10 +8,10 @@ use std::fmt;
 
 use prost::Message as _;
 
-use crate::curator::key_space::{CERTIFICATES, KeyError, REVOKED_CERTIFICATES, REVOKED_NODES};
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::pki::{Issued, Serial, Validity, is_owner_name};
-use crate::curator::record::{self, RecordError, moment};
+use crate::etcd::key_space::{CERTIFICATES, KeyError, REVOKED_CERTIFICATES, REVOKED_NODES};
+use crate::etcd::record::{self, RecordError, moment};
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 

@@ -2,8 +2,8 @@
 
 use prost::Message as _;
 
-use crate::curator::key_space::DECLARATIONS;
-use crate::curator::record::{self, RecordError};
+use crate::etcd::key_space::DECLARATIONS;
+use crate::etcd::record::{self, RecordError};
 use crate::model::declaration::Declaration;
 use crate::proto::curator::v1 as wire;
 

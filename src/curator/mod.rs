@@ -18,11 +18,11 @@
 //!   the authority signs.
 //! * [`declaration`](crate::model::declaration): operators' own roles; here is how they are [stored](declaration). [`template`](crate::model::template): what differs between the nodes that have one.
 //! * [`identity`][]: a key that is all that its holder is known by.
-//! * [`key_space`][]: where in etcd everything stands. [`record`][]: how it is read there. [`cluster`][] and
-//!   [`credential`][]: records of what there is one of, and of certificates. [`snapshot`][]: all of them at one moment.
+//! * [`cluster`][] and [`credential`][]: records of what there is one of, and of certificates. [`snapshot`][]: all
+//!   records at one moment.
 //!
-//! All that is said to etcd: [`etcd`][]. And what is made of both: [`service`][], over [`tls`][] and by its [`clock`][],
-//! for a cluster that [`bootstrap`][] has founded, or
+//! All that is said to etcd, and where in it everything stands: [`etcd`](crate::etcd). And what is made of both:
+//! [`service`][], over [`tls`][] and by its [`clock`][], for a cluster that [`bootstrap`][] has founded, or
 //! [`restore`][] has brought back. Whoever calls goes through [`leader_channel`][], which [`dial`][]s.
 //!
 //! # What would break otherwise
@@ -40,11 +40,9 @@ pub mod cluster;
 pub mod credential;
 pub mod declaration;
 pub mod dial;
-pub mod etcd;
 pub mod filter;
 pub mod health;
 pub mod identity;
-pub mod key_space;
 pub mod labels;
 pub mod leader_channel;
 pub mod life_cycle;
@@ -54,7 +52,6 @@ pub mod node_id;
 pub mod peer;
 pub mod permissions;
 pub mod pki;
-pub mod record;
 pub mod restore;
 pub mod roles;
 pub mod service;

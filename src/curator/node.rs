@@ -12,10 +12,10 @@ use std::net::IpAddr;
 
 use prost::Message as _;
 
-use crate::curator::key_space::{KeyError, NODES};
 use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::record::{self, BrokenRecord, RecordError, moment};
 use crate::curator::tickets::TicketId;
+use crate::etcd::key_space::{KeyError, NODES};
+use crate::etcd::record::{self, BrokenRecord, RecordError, moment};
 use crate::model::ids::MachineId;
 use crate::model::label::{self, Labels};
 use crate::model::role::{self, DeclaredRole, Role};

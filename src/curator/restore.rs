@@ -41,11 +41,11 @@ use std::sync::Arc;
 
 use crate::curator::bootstrap::FoundingError;
 use crate::curator::cluster::{self, Cluster};
-use crate::curator::etcd::client::Client;
-use crate::curator::etcd::namespace::Keys;
-use crate::curator::key_space::{LEADER, NODES, ROOT};
 use crate::curator::node::{Node, Status};
 use crate::curator::snapshot::{Snapshot, SnapshotError};
+use crate::etcd::client::Client;
+use crate::etcd::key_space::{LEADER, NODES, ROOT};
+use crate::etcd::namespace::Keys;
 
 /// Records of one transaction; etcd takes 128 operations.
 const RECORDS: usize = 100;
@@ -150,10 +150,10 @@ fn parts(records: BTreeMap<String, Vec<u8>>) -> Vec<Vec<(String, Vec<u8>)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::key_space::{CERTIFICATES, DECLARATIONS, REVOKED_NODES, TICKETS};
     use crate::curator::node::tests::{member, up};
     use crate::curator::node_id::tests::node_id;
     use crate::curator::snapshot::tests::snapshot;
+    use crate::etcd::key_space::{CERTIFICATES, DECLARATIONS, REVOKED_NODES, TICKETS};
 
     fn decoded(records: &BTreeMap<String, Vec<u8>>, number: u8) -> Node {
         let key = Node::etcd_key(&node_id(number)).unwrap();

@@ -15,12 +15,12 @@ use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use uuid::Uuid;
 
 use crate::curator::cluster::{self, Cluster};
-use crate::curator::etcd::client::Listing;
-use crate::curator::key_space::{KeyError, LEADER, NODES};
 use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
 use crate::curator::pki::Authority;
-use crate::curator::record::{RecordError, moment};
+use crate::etcd::client::Listing;
+use crate::etcd::key_space::{KeyError, LEADER, NODES};
+use crate::etcd::record::{RecordError, moment};
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 
@@ -190,10 +190,10 @@ fn what_there_is_one_of(records: &BTreeMap<String, Vec<u8>>) -> Result<(Cluster,
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::curator::etcd::client::Record;
     use crate::curator::node::tests::{at, member, up};
     use crate::curator::node_id::tests::{key, node_id};
     use crate::curator::pki::tests::authority;
+    use crate::etcd::client::Record;
 
     /// A cluster of two members and a node without roles.
     pub(crate) fn records() -> Vec<(String, Vec<u8>)> {

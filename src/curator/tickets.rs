@@ -18,9 +18,9 @@ use prost::Message as _;
 use ring::digest::{SHA256, digest};
 use tonic::Code;
 
-use crate::curator::key_space::TICKETS;
 use crate::curator::node_id::NodeId;
-use crate::curator::record::{self, RecordError, moment};
+use crate::etcd::key_space::TICKETS;
+use crate::etcd::record::{self, RecordError, moment};
 use crate::model::time::{Timestamp, after};
 use crate::proto::curator::v1 as wire;
 

@@ -17,12 +17,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::curator::clock::Clock;
 use crate::curator::cluster::{self, Cluster};
-use crate::curator::etcd::client::Client;
-use crate::curator::etcd::election::{Candidate, Standing, stand};
-use crate::curator::etcd::guard::Guard;
-use crate::curator::etcd::namespace::Keys;
-use crate::curator::etcd::pause;
-use crate::curator::key_space::{LEADER, NODES};
 use crate::curator::membership::Nodes;
 use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
@@ -35,6 +29,12 @@ use crate::curator::service::store::Store;
 use crate::curator::service::view::View;
 use crate::curator::service::who_leads::WhoLeads;
 use crate::curator::tls;
+use crate::etcd::client::Client;
+use crate::etcd::election::{Candidate, Standing, stand};
+use crate::etcd::guard::Guard;
+use crate::etcd::key_space::{LEADER, NODES};
+use crate::etcd::namespace::Keys;
+use crate::etcd::pause;
 
 /// How long after its last sign of life a leader is replaced.
 pub const LEADER_TTL: Duration = Duration::from_secs(10);

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use futures::Stream;
 use tonic::{Code, Request, Response, Status};
 
-use crate::curator::etcd::guard::{Change, Expected};
-use crate::curator::key_space::DECLARATIONS;
 use crate::curator::node_id::NodeId;
 use crate::curator::service::failure::Failure;
 use crate::curator::service::leader::{Answers, Caller, Leading};
 use crate::curator::service::store::put;
+use crate::etcd::guard::{Change, Expected};
+use crate::etcd::key_space::DECLARATIONS;
 use crate::model::declaration::Declaration;
 use crate::model::role::{DeclaredRole, RoleNameError, told};
 use crate::proto::curator::v1 as wire;

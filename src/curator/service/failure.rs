@@ -5,13 +5,13 @@
 
 use tonic::{Code, Status};
 
-use crate::curator::etcd::client::EtcdError;
-use crate::curator::etcd::guard::{LostLeadership, WriteError};
-use crate::curator::etcd::members::MemberError;
-use crate::curator::key_space::KeyError;
 use crate::curator::pki::PkiError;
-use crate::curator::record::{BrokenRecord, RecordError};
 use crate::curator::{labels, life_cycle, permissions, roles, tickets};
+use crate::etcd::client::EtcdError;
+use crate::etcd::guard::{LostLeadership, WriteError};
+use crate::etcd::key_space::KeyError;
+use crate::etcd::members::MemberError;
+use crate::etcd::record::{BrokenRecord, RecordError};
 
 /// Why a call is not answered as it was asked.
 #[derive(Debug, thiserror::Error)]

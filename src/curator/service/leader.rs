@@ -18,7 +18,6 @@ use tonic::{Code, Request, Status};
 use crate::curator::clock::Clock;
 use crate::curator::cluster::Cluster;
 use crate::curator::credential::{Credential, Holder};
-use crate::curator::etcd::guard::Change;
 use crate::curator::health::Heartbeats;
 use crate::curator::life_cycle;
 use crate::curator::membership::{Change as Disagreement, Member, sync};
@@ -32,6 +31,7 @@ use crate::curator::service::failure::Failure;
 use crate::curator::service::members;
 use crate::curator::service::store::{Store, put, put_node};
 use crate::curator::service::view::{Seen, View};
+use crate::etcd::guard::Change;
 use crate::model::time::before;
 use crate::proto::curator::v1 as wire;
 
@@ -325,7 +325,7 @@ impl Leading {
             let ended =
                 ticket.value.revoked_at.unwrap_or(ticket.value.expires_at).min(ticket.value.expires_at);
             if ended < before(now, OVER_FOR) {
-                over.push((crate::curator::key_space::TICKETS.key(ticket.value.id())?, ticket.revision));
+                over.push((crate::etcd::key_space::TICKETS.key(ticket.value.id())?, ticket.revision));
             }
         }
         let count = over.len();
@@ -334,7 +334,7 @@ impl Leading {
                 .iter()
                 .map(|(key, revision)| Change::Delete {
                     key: key.clone(),
-                    expected: crate::curator::etcd::guard::Expected::At(*revision),
+                    expected: crate::etcd::guard::Expected::At(*revision),
                 })
                 .collect();
             self.store.write(&deletions).await?;

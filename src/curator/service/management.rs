@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use crate::curator::credential::Revocation;
-use crate::curator::etcd::guard::{Change, Expected};
 use crate::curator::filter::Filter;
 use crate::curator::labels;
 use crate::curator::life_cycle::{self, Bypass, Outcome, Refusal};
@@ -18,6 +17,7 @@ use crate::curator::service::failure::Failure;
 use crate::curator::service::leader::{Caller, Leading};
 use crate::curator::service::nodes::parse_node;
 use crate::curator::service::store::put_node;
+use crate::etcd::guard::{Change, Expected};
 use crate::model::role::{DeclaredRole, Role, RoleNameError};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::management_server;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::curator::etcd::client::Client;
-use crate::curator::etcd::members::{MemberError, MemberId};
 use crate::curator::membership::{Member, Nodes, promotion};
 use crate::curator::roles::Step;
 use crate::curator::service::failure::Failure;
+use crate::etcd::client::Client;
+use crate::etcd::members::{MemberError, MemberId};
 
 /// Lists the members, with whether the one that answers has each of them in reach.
 ///

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::curator::key_space::TICKETS;
 use crate::curator::life_cycle::{self, Outcome, Registration};
 use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
@@ -15,6 +14,7 @@ use crate::curator::service::failure::Failure;
 use crate::curator::service::leader::{Caller, Leading};
 use crate::curator::service::store::{put, put_node};
 use crate::curator::tickets::{self, Secret};
+use crate::etcd::key_space::TICKETS;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::registration_server;
 

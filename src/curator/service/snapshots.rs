@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tonic::{Code, Request, Response, Status};
 
-use crate::curator::etcd::namespace::Keys;
-use crate::curator::key_space::ROOT;
 use crate::curator::service::failure::Failure;
 use crate::curator::service::leader::{Answers, Caller, Leading};
 use crate::curator::snapshot::{Snapshot, SnapshotError, digest_of};
+use crate::etcd::key_space::ROOT;
+use crate::etcd::namespace::Keys;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::snapshots_server;
 

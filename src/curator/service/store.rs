@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use crate::curator::cluster::{self, Cluster};
 use crate::curator::credential::{Credential, Revocation};
-use crate::curator::etcd::client::{Client, Record};
-use crate::curator::etcd::guard::{Change, Expected, Guard};
-use crate::curator::etcd::namespace::Keys;
-use crate::curator::key_space::{CERTIFICATES, DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATES, TICKETS};
 use crate::curator::membership::Nodes;
 use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
 use crate::curator::pki::{Authority, Serial};
-use crate::curator::record::RecordError;
 use crate::curator::service::failure::Failure;
 use crate::curator::tickets::{Ticket, TicketId};
+use crate::etcd::client::{Client, Record};
+use crate::etcd::guard::{Change, Expected, Guard};
+use crate::etcd::key_space::{CERTIFICATES, DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATES, TICKETS};
+use crate::etcd::namespace::Keys;
+use crate::etcd::record::RecordError;
 use crate::model::declaration::Declaration;
 use crate::model::role::DeclaredRole;
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tonic::{Code, Request, Response, Status};
 
-use crate::curator::key_space::TICKETS;
 use crate::curator::service::failure::Failure;
 use crate::curator::service::leader::{Caller, Leading};
 use crate::curator::service::store::put;
 use crate::curator::tickets::{NoTicketId, Secret, Ticket, TicketId, Wanted};
+use crate::etcd::key_space::TICKETS;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::tickets_server;
 

@@ -10,14 +10,14 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::watch;
 
 use crate::curator::credential::Revocation;
-use crate::curator::etcd::client::Client;
-use crate::curator::etcd::namespace::Keys;
-use crate::curator::etcd::value::{Event, Follower};
-use crate::curator::key_space::{DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATES, REVOKED_NODES};
 use crate::curator::node::{Node, State};
 use crate::curator::peer::Revocations;
-use crate::curator::record::RecordError;
 use crate::curator::service::chronicle::Chronicle;
+use crate::etcd::client::Client;
+use crate::etcd::key_space::{DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATES, REVOKED_NODES};
+use crate::etcd::namespace::Keys;
+use crate::etcd::record::RecordError;
+use crate::etcd::value::{Event, Follower};
 use crate::model::declaration::Declaration;
 use crate::model::role::DeclaredRole;
 

@@ -10,13 +10,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::curator::etcd::client::Client;
-use crate::curator::etcd::election::Standing;
-use crate::curator::etcd::namespace::Keys;
-use crate::curator::etcd::value::{Event, Follower};
 use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
 use crate::curator::service::leader::Answers;
+use crate::etcd::client::Client;
+use crate::etcd::election::Standing;
+use crate::etcd::namespace::Keys;
+use crate::etcd::value::{Event, Follower};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::leader_server;
 

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use crate::curator::bootstrap::renew_beside_etcd;
 use crate::curator::clock::Clock;
-use crate::curator::etcd::client::Client;
-use crate::curator::etcd::namespace::Namespace;
 use crate::curator::identity::Identity;
 use crate::curator::node_id::PublicKey;
 use crate::curator::pki::{Renewal, Validity, renewal};
 use crate::curator::tls::certified;
+use crate::etcd::client::Client;
+use crate::etcd::namespace::Namespace;
 use crate::model::time::{Timestamp, between};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::nodes_client::NodesClient;

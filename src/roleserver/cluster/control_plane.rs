@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use crate::curator::bootstrap::{bootstrap, renew_beside_etcd};
 use crate::curator::clock::Clock;
-use crate::curator::etcd::client::Client;
-use crate::curator::etcd::namespace::Namespace;
 use crate::curator::node::{ConsensusMember, Roles};
 use crate::curator::node_id::PublicKey;
 use crate::curator::pki::{PEER_LIFETIME, Renewal, Serial, Validity, renewal};
 use crate::curator::service::curator::{Curator, LEADER_TTL, SYNC_INTERVAL, Settings};
 use crate::curator::tls::certified;
+use crate::etcd::client::Client;
+use crate::etcd::namespace::Namespace;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::nodes_client::NodesClient;
 use crate::roleserver::child::keep::{Places, keep};
@@ -268,7 +268,7 @@ async fn start_etcd(
                 let status = client.status().await?;
                 // With a quorum: one that is cut off answers what it is, too.
                 client.get("/").await?;
-                Ok::<_, crate::curator::etcd::client::EtcdError>(status.learner)
+                Ok::<_, crate::etcd::client::EtcdError>(status.learner)
             };
             match asked.await {
                 Ok(false) => return,

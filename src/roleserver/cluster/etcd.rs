@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use prost::Message as _;
 
-use crate::curator::etcd::client::Endpoint;
 use crate::curator::identity::Identity;
 use crate::curator::membership::peer_url;
 use crate::curator::node::ConsensusMember;
 use crate::curator::node_id::NodeId;
 use crate::curator::pki::ETCD_PEER;
+use crate::etcd::client::Endpoint;
 use crate::roleserver::child::spec::{Limits, Spec};
 use crate::roleserver::cluster::files::{Files, FilesError, Membership};
 

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use shepherd::curator::etcd::client::EtcdError;
-use shepherd::curator::etcd::guard::Guard;
-use shepherd::curator::etcd::members::MemberError;
 use shepherd::curator::membership::Member;
 use shepherd::curator::roles::Step;
 use shepherd::curator::service::failure::Failure;
+use shepherd::etcd::client::EtcdError;
+use shepherd::etcd::guard::Guard;
+use shepherd::etcd::members::MemberError;
 use shepherd::proto::etcdserverpb as wire;
 
 use super::invariants;

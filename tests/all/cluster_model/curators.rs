@@ -8,10 +8,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shepherd::curator::etcd::guard::{Change, Expected, Guard, guarded_read, guarded_write, why_not};
-use shepherd::curator::etcd::places::{Places, Standing, name_in, value_of};
 use shepherd::curator::health::Heartbeats;
-use shepherd::curator::key_space::{LEADER, NODES};
 use shepherd::curator::membership::{Change as Disagreement, promotion, sync};
 use shepherd::curator::node::Node;
 use shepherd::curator::node_id::NodeId;
@@ -20,6 +17,9 @@ use shepherd::curator::service::chronicle::Chronicle;
 use shepherd::curator::service::curator::{LEADER_TTL, SYNC_INTERVAL};
 use shepherd::curator::service::failure::Failure;
 use shepherd::curator::service::store::{Stored, StoredNodes, put_node};
+use shepherd::etcd::guard::{Change, Expected, Guard, guarded_read, guarded_write, why_not};
+use shepherd::etcd::key_space::{LEADER, NODES};
+use shepherd::etcd::places::{Places, Standing, name_in, value_of};
 
 use super::sim::Process;
 use super::world::{Changing, World};

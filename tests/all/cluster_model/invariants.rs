@@ -4,11 +4,11 @@
 
 use std::collections::BTreeSet;
 
-use shepherd::curator::etcd::guard::Guard;
 use shepherd::curator::health::{Health, TIMEOUT};
-use shepherd::curator::key_space::{LEADER, NODES};
 use shepherd::curator::node::{Node, State as Life};
 use shepherd::curator::node_id::NodeId;
+use shepherd::etcd::guard::Guard;
+use shepherd::etcd::key_space::{LEADER, NODES};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::files::Membership;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shepherd::curator::etcd::guard::{Change, Expected, Guard, guarded_write};
 use shepherd::curator::life_cycle;
 use shepherd::curator::node::{ConsensusMember, Node, Roles, State, Status};
 use shepherd::curator::node_id::{NodeId, PublicKey};
 use shepherd::curator::pki::{NODE_LIFETIME, Renewal, Validity, renewal};
 use shepherd::curator::service::failure::Failure;
+use shepherd::etcd::guard::{Change, Expected, Guard, guarded_write};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::cluster::etcd::{Begun, first_membership, membership_of};
 use shepherd::roleserver::cluster::files::Membership;

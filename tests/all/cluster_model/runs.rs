@@ -105,8 +105,8 @@ fn run(seed: u64, fixture: &'static Fixture) -> Result<Counts> {
 
 /// Whom the one leader does not call healthy; that there is one leader, and the others know it.
 fn unhealthy(world: &World) -> Vec<String> {
-    use shepherd::curator::etcd::places::Standing;
     use shepherd::curator::health::Health;
+    use shepherd::etcd::places::Standing;
     let state = world.look();
     let curators: Vec<_> = state.machines.iter().filter_map(|machine| machine.curator.clone()).collect();
     let leading: Vec<_> = curators.iter().filter_map(|curator| curator.leading.borrow().clone()).collect();

@@ -2,9 +2,6 @@
 
 use std::rc::Rc;
 
-use shepherd::curator::etcd::guard::{Change, Expected};
-use shepherd::curator::etcd::places::Standing;
-use shepherd::curator::key_space::TICKETS;
 use shepherd::curator::life_cycle::{self, Bypass, Outcome, Registration};
 use shepherd::curator::node::{Node, State, Status};
 use shepherd::curator::node_id::{NodeId, PublicKey};
@@ -15,6 +12,9 @@ use shepherd::curator::roles::{self, Next, Order, evaluate};
 use shepherd::curator::service::failure::Failure;
 use shepherd::curator::service::store::{Stored, put, put_node};
 use shepherd::curator::tickets::{self, Secret, Ticket};
+use shepherd::etcd::guard::{Change, Expected};
+use shepherd::etcd::key_space::TICKETS;
+use shepherd::etcd::places::Standing;
 use shepherd::proto::curator::v1 as wire;
 use tonic::Code;
 

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shepherd::curator::etcd::client::Record;
+use shepherd::etcd::client::Record;
 use shepherd::proto::etcdserverpb as wire;
 use wire::compare::{CompareTarget, TargetUnion};
 use wire::request_op::Request;

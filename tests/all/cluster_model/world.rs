@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use shepherd::curator::etcd::namespace::Namespace;
-use shepherd::curator::key_space::NODES;
 use shepherd::curator::node::{Node, Roles};
 use shepherd::curator::node_id::{NodeId, PublicKey};
 use shepherd::curator::pki::Validity;
 use shepherd::curator::tickets::Secret;
+use shepherd::etcd::key_space::NODES;
+use shepherd::etcd::namespace::Namespace;
 use shepherd::model::time::{Timestamp, after};
 use shepherd::roleserver::cluster::files::Membership;
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use shepherd::curator::cluster::cluster_key;
-use shepherd::curator::etcd::members::MemberId;
 use shepherd::curator::node::{ConsensusMember, Node};
+use shepherd::etcd::members::MemberId;
 use shepherd::model::role::Role;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::management_client::ManagementClient;

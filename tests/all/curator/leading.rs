@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::etcd::namespace::Keys;
-use shepherd::curator::key_space::TICKETS;
 use shepherd::curator::leader_channel::Curators;
 use shepherd::curator::pki::{Serial, Validity};
+use shepherd::etcd::key_space::TICKETS;
+use shepherd::etcd::namespace::Keys;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::leader_client::LeaderClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;

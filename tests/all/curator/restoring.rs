@@ -6,13 +6,13 @@ use std::sync::Arc;
 use anyhow::Result;
 use shepherd::curator::bootstrap::{Founding, bootstrap};
 use shepherd::curator::cluster::{Cluster, cluster_key};
-use shepherd::curator::etcd::client::Client;
-use shepherd::curator::etcd::namespace::Keys;
-use shepherd::curator::key_space::{CERTIFICATES, NODES, ROOT};
 use shepherd::curator::node::{ConsensusMember, Node, State};
 use shepherd::curator::pki::{Authority, Validity};
 use shepherd::curator::restore::Restoring;
 use shepherd::curator::snapshot::Snapshot;
+use shepherd::etcd::client::Client;
+use shepherd::etcd::key_space::{CERTIFICATES, NODES, ROOT};
+use shepherd::etcd::namespace::Keys;
 use uuid::Uuid;
 
 use super::cluster::{Holder, founding};

@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use shepherd::curator::cluster::authority_key;
-use shepherd::curator::etcd::namespace::Keys;
-use shepherd::curator::key_space::{LEADER, ROOT};
 use shepherd::curator::node::State;
 use shepherd::curator::snapshot::{Snapshot, digest_of};
+use shepherd::etcd::key_space::{LEADER, ROOT};
+use shepherd::etcd::namespace::Keys;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::snapshots_client::SnapshotsClient;
 use tonic::Code;

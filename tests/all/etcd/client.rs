@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PKCS_ED25519};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
-use shepherd::curator::etcd::client::{Client, Endpoint, EtcdError, tls};
-use shepherd::curator::etcd::namespace::{Keys, Namespace};
+use shepherd::etcd::client::{Client, Endpoint, EtcdError, tls};
+use shepherd::etcd::namespace::{Keys, Namespace};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::child::{Program, guarded};

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::curator::etcd::client::Client;
-use shepherd::curator::etcd::election::{Candidate, Standing, stand};
-use shepherd::curator::etcd::guard::{Change, Expected, Guard, WriteError};
-use shepherd::curator::etcd::namespace::Keys;
+use shepherd::etcd::client::Client;
+use shepherd::etcd::election::{Candidate, Standing, stand};
+use shepherd::etcd::guard::{Change, Expected, Guard, WriteError};
+use shepherd::etcd::namespace::Keys;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

@@ -1,9 +1,9 @@
 //! Writes that only the leader can make.
 
 use anyhow::Context as _;
-use shepherd::curator::etcd::client::Client;
-use shepherd::curator::etcd::guard::{Change, Expected, Guard, WriteError};
-use shepherd::curator::etcd::namespace::Keys;
+use shepherd::etcd::client::Client;
+use shepherd::etcd::guard::{Change, Expected, Guard, WriteError};
+use shepherd::etcd::namespace::Keys;
 use tokio::task::JoinSet;
 
 use crate::harness::aloud::TestResult;

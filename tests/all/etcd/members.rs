@@ -1,7 +1,7 @@
 //! A cluster that grows and shrinks by one member at a time.
 
 use anyhow::Context as _;
-use shepherd::curator::etcd::members::{MemberError, MemberId};
+use shepherd::etcd::members::{MemberError, MemberId};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::{Cluster, peer_url, until};

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use shepherd::curator::etcd::snapshot::{Flaw, SnapshotError, verify};
+use shepherd::etcd::snapshot::{Flaw, SnapshotError, verify};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::Cluster;

@@ -6,9 +6,9 @@ use std::str::Utf8Error;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use shepherd::curator::etcd::client::Client;
-use shepherd::curator::etcd::namespace::Keys;
-use shepherd::curator::etcd::value::{Event, Follower, Sight, Undecodable};
+use shepherd::etcd::client::Client;
+use shepherd::etcd::namespace::Keys;
+use shepherd::etcd::value::{Event, Follower, Sight, Undecodable};
 use tokio::time::timeout;
 
 use crate::harness::aloud::TestResult;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
-use shepherd::curator::etcd::client::{Client, Endpoint};
-use shepherd::curator::etcd::namespace::Namespace;
+use shepherd::etcd::client::{Client, Endpoint};
+use shepherd::etcd::namespace::Namespace;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 

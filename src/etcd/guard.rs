@@ -11,10 +11,10 @@
 //! What failed is told apart by what etcd read in the same transaction, never by asking again: the answer to a second
 //! question may be about another moment.
 
-use crate::curator::etcd::client::{
+use crate::etcd::client::{
     Client, EtcdError, Record, created_at, delete_operation, get_operation, put_operation, written_at,
 };
-use crate::curator::etcd::namespace::{Keys, Namespace};
+use crate::etcd::namespace::{Keys, Namespace};
 use crate::proto::etcdserverpb as wire;
 
 /// An election that was won: the key that won it, as etcd compares it.

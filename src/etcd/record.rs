@@ -13,7 +13,7 @@ use prost::Message;
 use crate::model::time::Timestamp;
 
 /// What this program understands. It grows whenever a field is added that must not be lost.
-pub(super) const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 1;
 
 /// A record that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,13 +26,14 @@ pub struct RecordError {
 }
 
 impl RecordError {
-    pub(super) fn new(key: &str, fault: impl Into<String>) -> Self {
+    /// A record of this key, and what is wrong with it, as a part of a sentence.
+    pub fn new(key: &str, fault: impl Into<String>) -> Self {
         Self { key: key.to_owned(), fault: fault.into() }
     }
 }
 
 /// A moment in a record, which must have been said; the error is a part of a sentence.
-pub(super) fn moment(field: &str, milliseconds: i64) -> Result<Timestamp, String> {
+pub fn moment(field: &str, milliseconds: i64) -> Result<Timestamp, String> {
     match Timestamp::from_timestamp_millis(milliseconds) {
         Some(at) if milliseconds > 0 => Ok(at),
         _ => Err(format!("{field} is {milliseconds}, and milliseconds since 1970 are wanted")),
@@ -51,8 +52,8 @@ pub struct BrokenRecord {
     pub fault: String,
 }
 
-/// Decodes the protobuf message of a record; `format` tells its format.
-pub(super) fn decode<M: Message + Default>(
+/// Decodes the protobuf message of a record; `format` tells its format, of which 0 is none.
+pub fn decode<M: Message + Default>(
     key: &str,
     bytes: &[u8],
     format: impl FnOnce(&M) -> u32,

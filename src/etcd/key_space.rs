@@ -1,7 +1,7 @@
-//! Where in etcd everything of the curator stands.
+//! Where in etcd everything of a cluster's own stands.
 //!
-//! All keys are below one root, so that a cluster's etcd can hold other things beside (Kubernetes has a root
-//! of its own) and a snapshot of ours is one range. A kind of thing has a prefix that ends with `/`; a thing
+//! All keys of the curator are below one root, so that a cluster's etcd can hold other things beside (Kubernetes has a
+//! root of its own) and a snapshot of ours is one range. A kind of thing has a prefix that ends with `/`; a thing
 //! of it has the prefix and one word. Because the word has no `/`, the range from `…/nodes/` to `…/nodes0`
 //! (`0` is the character after `/`) holds every node and nothing else, and a key names its node in one way
 //! only.

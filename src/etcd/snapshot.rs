@@ -16,7 +16,7 @@ use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 use tokio::fs::{File, OpenOptions};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::curator::etcd::client::{Client, EtcdError};
+use crate::etcd::client::{Client, EtcdError};
 use crate::proto::etcdserverpb as wire;
 
 /// How long etcd may take from one piece to the next.

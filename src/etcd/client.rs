@@ -17,8 +17,8 @@ use tonic::{Code, Request, Status, Streaming};
 
 pub use super::transport::Endpoint;
 
-use crate::curator::etcd::namespace::{Keys, NameError, Namespace};
-use crate::curator::etcd::transport;
+use crate::etcd::namespace::{Keys, NameError, Namespace};
+use crate::etcd::transport;
 use crate::proto::etcdserverpb as wire;
 
 /// How long a call may take unless the client is told otherwise. An election in etcd takes one to three seconds.

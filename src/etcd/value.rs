@@ -30,9 +30,9 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::curator::etcd::client::{Client, EtcdError, Listing, Record};
-use crate::curator::etcd::namespace::Keys;
-use crate::curator::etcd::pause;
+use crate::etcd::client::{Client, EtcdError, Listing, Record};
+use crate::etcd::namespace::Keys;
+use crate::etcd::pause;
 use crate::proto::etcdserverpb as wire;
 
 /// What happened to one key, or that the beginning is over.

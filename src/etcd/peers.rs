@@ -9,8 +9,8 @@ use std::io;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::curator::etcd::client::{Client, EtcdError};
-use crate::curator::etcd::transport::open;
+use crate::etcd::client::{Client, EtcdError};
+use crate::etcd::transport::open;
 
 /// etcd's metrics have some 60 KiB, and a little more for each member.
 const ANSWER_LIMIT: u64 = 8 << 20;

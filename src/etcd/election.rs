@@ -26,13 +26,13 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::curator::etcd::client::{Client, EtcdError, created_at, written_at};
-use crate::curator::etcd::guard::Guard;
-use crate::curator::etcd::namespace::Keys;
-use crate::curator::etcd::pause;
-pub use crate::curator::etcd::places::{Leader, Standing};
-use crate::curator::etcd::places::{Places, name_in, value_of};
-use crate::curator::etcd::value::{Event, Follower, Sight};
+use crate::etcd::client::{Client, EtcdError, created_at, written_at};
+use crate::etcd::guard::Guard;
+use crate::etcd::namespace::Keys;
+use crate::etcd::pause;
+pub use crate::etcd::places::{Leader, Standing};
+use crate::etcd::places::{Places, name_in, value_of};
+use crate::etcd::value::{Event, Follower, Sight};
 use crate::proto::etcdserverpb as wire;
 
 /// How long giving back the lease may take when all else is over. What is not given back ends by itself.

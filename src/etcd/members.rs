@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use crate::curator::etcd::client::{Client, EtcdError};
+use crate::etcd::client::{Client, EtcdError};
 use crate::proto::etcdserverpb as wire;
 
 /// A member's id, which etcd gave it for good. Shown as etcd's own tools show it.

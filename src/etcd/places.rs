@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::curator::etcd::guard::Guard;
+use crate::etcd::guard::Guard;
 
 /// Who leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
