@@ -423,6 +423,7 @@ pub(super) fn created_at(key: Vec<u8>, revision: i64) -> wire::Compare {
         target: wire::compare::CompareTarget::Create.into(),
         key,
         target_union: Some(wire::compare::TargetUnion::CreateRevision(revision)),
+        range_end: Vec::new(),
     }
 }
 
@@ -433,7 +434,24 @@ pub(super) fn written_at(key: Vec<u8>, revision: i64) -> wire::Compare {
         target: wire::compare::CompareTarget::Mod.into(),
         key,
         target_union: Some(wire::compare::TargetUnion::ModRevision(revision)),
+        range_end: Vec::new(),
     }
+}
+
+/// A comparison for a transaction: none of these was written after this revision. Holds where there is none.
+pub(super) fn none_written_after(
+    namespace: &Namespace,
+    keys: &Keys,
+    revision: i64,
+) -> Result<wire::Compare, EtcdError> {
+    let (key, range_end) = keys.outside(namespace)?;
+    Ok(wire::Compare {
+        result: wire::compare::CompareResult::Less.into(),
+        target: wire::compare::CompareTarget::Mod.into(),
+        key,
+        target_union: Some(wire::compare::TargetUnion::ModRevision(revision + 1)),
+        range_end,
+    })
 }
 
 /// What a status of gRPC means. etcd has a code for most of it; the text tells the rest.

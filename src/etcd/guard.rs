@@ -12,7 +12,8 @@
 //! question may be about another moment.
 
 use crate::etcd::client::{
-    Client, EtcdError, Record, created_at, delete_operation, get_operation, put_operation, written_at,
+    Client, EtcdError, Record, created_at, delete_operation, get_operation, none_written_after,
+    put_operation, written_at,
 };
 use crate::etcd::namespace::{Keys, Namespace};
 use crate::proto::etcdserverpb as wire;
@@ -72,6 +73,15 @@ impl Change {
     }
 }
 
+/// Keys that a write relies on without changing them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unchanged {
+    /// Which. A key that comes to be among them is a change as well; one that goes is none that etcd can see.
+    pub keys: Keys,
+    /// The store's revision when they were looked at.
+    pub since: i64,
+}
+
 /// Why nothing was written, or whether it was is not known.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum WriteError {
@@ -91,10 +101,10 @@ pub enum WriteError {
     Etcd(#[from] EtcdError),
 }
 
-/// The guard does not hold any more: another curator leads, or nobody.
+/// The guard does not hold any more: another leads, or nobody.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{doing} was refused, because this curator is no longer the leader (its lock {lock} of revision {create_revision} is \
+    "{doing} was refused, because whoever asked is no longer the leader (the lock {lock} of revision {create_revision} is \
      gone); ask the new leader"
 )]
 pub struct LostLeadership {
@@ -116,6 +126,25 @@ impl Client {
             self.transact(format!("writing {doing}"), asked.compare, asked.success, asked.failure);
         let done = transacted.await?;
         if done.succeeded { Ok(done.revision) } else { Err(why_not(guard, changes, &done.read)) }
+    }
+
+    /// As [`write`](Self::write), and only if these are as they were when they were looked at.
+    pub async fn write_while(
+        &self,
+        guard: &Guard,
+        changes: &[Change],
+        unchanged: &Unchanged,
+    ) -> Result<i64, WriteError> {
+        let doing = written(changes);
+        let asked = guarded_write_while(self.namespace(), guard, changes, unchanged)?;
+        let transacted =
+            self.transact(format!("writing {doing}"), asked.compare, asked.success, asked.failure);
+        let done = transacted.await?;
+        if done.succeeded {
+            Ok(done.revision)
+        } else {
+            Err(why_not_while(guard, changes, unchanged, &done.read))
+        }
     }
 
     /// Reads one key as the leader: fails when the guard does not hold any more.
@@ -158,6 +187,18 @@ pub fn guarded_write(
     Ok(wire::TxnRequest { compare, success, failure })
 }
 
+/// As [`guarded_write`], and only if these are as they were when they were looked at.
+pub fn guarded_write_while(
+    namespace: &Namespace,
+    guard: &Guard,
+    changes: &[Change],
+    unchanged: &Unchanged,
+) -> Result<wire::TxnRequest, EtcdError> {
+    let mut asked = guarded_write(namespace, guard, changes)?;
+    asked.compare.push(none_written_after(namespace, &unchanged.keys, unchanged.since)?);
+    Ok(asked)
+}
+
 /// What etcd is asked to read a key for the one who leads, and for nobody else.
 pub fn guarded_read(namespace: &Namespace, guard: &Guard, key: &str) -> Result<wire::TxnRequest, EtcdError> {
     Ok(wire::TxnRequest {
@@ -198,6 +239,22 @@ pub fn why_not(guard: &Guard, changes: &[Change], read: &[Record]) -> WriteError
     WriteError::Changed { doing, changed }
 }
 
+/// Which comparison of [`guarded_write_while`] failed. If it was none of those that [`why_not`] knows, it was the last.
+#[must_use]
+pub fn why_not_while(
+    guard: &Guard,
+    changes: &[Change],
+    unchanged: &Unchanged,
+    read: &[Record],
+) -> WriteError {
+    match why_not(guard, changes, read) {
+        WriteError::Changed { doing, changed } if changed.is_empty() => {
+            WriteError::Changed { doing, changed: vec![unchanged.keys.name().to_owned()] }
+        }
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,7 +274,7 @@ mod tests {
             [put("/a", Expected::At(9)), put("/b", Expected::Absent), put("/c", Expected::Anything)];
         let why = |read: &[Record]| why_not(&guard, &changes, read).to_string();
         let lock = record("/leader/1", 7, 7);
-        let lost = "writing /a, /b, /c was refused, because this curator is no longer the leader (its lock /leader/1 of \
+        let lost = "writing /a, /b, /c was refused, because whoever asked is no longer the leader (the lock /leader/1 of \
                     revision 7 is gone); ask the new leader";
         assert_eq!(why(&[]), lost);
         assert_eq!(why(&[record("/leader/1", 8, 8), record("/a", 1, 9)]), lost);

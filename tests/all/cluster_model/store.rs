@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use shepherd::etcd::client::Record;
 use shepherd::proto::etcdserverpb as wire;
-use wire::compare::{CompareTarget, TargetUnion};
+use wire::compare::{CompareResult, CompareTarget, TargetUnion};
 use wire::request_op::Request;
 
 /// What stands before every key of the product.
@@ -125,6 +125,10 @@ impl Etcd {
         match (compare.target(), &compare.target_union) {
             (CompareTarget::Create, Some(TargetUnion::CreateRevision(wanted))) => {
                 pair.map_or(0, |pair| pair.created) == *wanted
+            }
+            (CompareTarget::Mod, Some(TargetUnion::ModRevision(wanted))) if !compare.range_end.is_empty() => {
+                let mut pairs = self.pairs.range(inside(&compare.key)..inside(&compare.range_end));
+                compare.result() == CompareResult::Less && pairs.all(|(_, pair)| pair.written < *wanted)
             }
             (CompareTarget::Mod, Some(TargetUnion::ModRevision(wanted))) => {
                 pair.map_or(0, |pair| pair.written) == *wanted
