@@ -15,6 +15,7 @@
 //! * [`supervisor`][]: a tree of tasks that are started again when they end, and
 //!   the values by which they know of each other.
 //! * [`curator`][]: what the nodes of a cluster agree on: who belongs to it and what each is to do.
+//! * [`reconciler`][]: the built-in objects of Kubernetes, as the newest release wants them.
 //! * [`etcd`][]: all that is said to the etcd of a cluster, and where in it everything stands.
 //! * [`service`][]: all of it as one process: flags, configuration, start and stop.
 //! * [`simulator`][]: machines that are not there, behind real protocols.
@@ -24,7 +25,7 @@
 //! # Who may know whom
 //!
 //! `bin → {service, cli} → {server, manager} → {providers, takeover} → bmdb → model`, and on
-//! the node `bin → roleserver → curator → {etcd, supervisor} → model`; `simulator → {roleserver, model}`. The
+//! the node `bin → roleserver → {curator, reconciler} → {etcd, supervisor} → model`; `simulator → {roleserver, model}`. The
 //! manager knows of the curator's room as well: it calls the curators of clusters as their nodes do. A
 //! test reads every `use crate::` line and fails on an import against this.
 //!
@@ -50,6 +51,8 @@ pub mod model;
 pub mod proto;
 #[cfg(feature = "shepherd")]
 pub mod providers;
+#[cfg(feature = "roleserver")]
+pub mod reconciler;
 #[cfg(feature = "roleserver")]
 pub mod roleserver;
 #[cfg(feature = "shepherd")]

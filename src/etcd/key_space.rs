@@ -28,7 +28,13 @@ pub const LEADER: Prefix = Prefix::fixed("/shepherd/curator/leader/");
 /// What there is one of: `cluster`, `authority`.
 pub const GLOBAL: Prefix = Prefix::fixed("/shepherd/curator/global/");
 
-/// Every prefix above.
+/// What the reconciler of Kubernetes' objects says of them. Outside of the root, so that no snapshot has it: who restores
+/// one begins with no objects.
+pub const RECONCILER_STATUS: &str = "/kubernetes/reconciler/status";
+/// Candidates for reconciling, by the lease of each in hexadecimal digits.
+pub const RECONCILER_LEADER: Prefix = Prefix::fixed("/kubernetes/reconciler/leader/");
+
+/// Every prefix of the curator.
 pub const ALL: [&Prefix; 8] =
     [&NODES, &TICKETS, &DECLARATIONS, &CERTIFICATES, &REVOKED_CERTIFICATES, &REVOKED_NODES, &LEADER, &GLOBAL];
 
@@ -168,6 +174,14 @@ mod tests {
                 assert_eq!(one.id(&key).is_ok(), one == other, "{key} of {one}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_of_the_reconciler_is_in_no_snapshot() {
+        let leader = RECONCILER_LEADER.key("1").unwrap();
+        assert_eq!(&Prefix::parse(&RECONCILER_LEADER.to_string()).unwrap(), &RECONCILER_LEADER);
+        assert!(!leader.starts_with(ROOT) && !RECONCILER_STATUS.starts_with(ROOT));
+        assert!(!RECONCILER_LEADER.range().contains(RECONCILER_STATUS));
     }
 
     #[test]

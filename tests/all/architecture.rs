@@ -12,7 +12,7 @@ use crate::harness::source::{self, Source};
 
 /// What each room may import besides itself and the generated contracts (`proto`), which are open to
 /// all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`, on the node
-/// `bin → roleserver → curator → {etcd, supervisor} → model`, and `simulator → {roleserver, model}`.
+/// `bin → roleserver → {curator, reconciler} → {etcd, supervisor} → model`, and `simulator → {roleserver, model}`.
 const PLAN: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("proto", &[]),
@@ -26,8 +26,10 @@ const PLAN: &[(&str, &[&str])] = &[
     // The service as a whole: the one room that knows both the loops and what listens, so that neither
     // has to know the other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
-    ("roleserver", &["curator", "etcd", "supervisor", "model"]),
+    ("roleserver", &["curator", "reconciler", "etcd", "supervisor", "model"]),
     ("curator", &["etcd", "supervisor", "model"]),
+    // What it reads of nodes stands in their records: it needs nothing of what curators decide.
+    ("reconciler", &["etcd", "supervisor", "model"]),
     // All that is said to etcd, for whoever keeps something there.
     ("etcd", &["model"]),
     ("supervisor", &["model"]),
@@ -97,7 +99,7 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
         (
             "roleserver",
             "#[cfg(test)]\nmod tests {\n    use crate::bmdb::lease::Lease;\n}",
-            "line 3: roleserver imports bmdb, and may import only curator, etcd, supervisor, model",
+            "line 3: roleserver imports bmdb, and may import only curator, reconciler, etcd, supervisor, model",
         ),
         (
             "simulator",
