@@ -51,6 +51,7 @@ mod priority;
 mod private_postgres;
 mod providers;
 mod provisioning;
+mod reconciler;
 mod recovery;
 mod restore_orders;
 mod retiring;

@@ -62,7 +62,8 @@
 //! | orders in which inputs arrive | [`arrival`] |
 //! | a record that changes between the look and the write | [`runs`]; `etcd::guard::tasks_of_one_leader_do_not_undo_one_another` |
 //! | deletions while etcd was out of sight | `etcd::value::deletion_while_etcd_was_out_of_sight_is_told_and_the_rest_is_not_told_again` |
-//! | branches of the reconciler's leader; its status key; name clashes; immutable objects; nodes that come back to it | with the reconciler, which is not there yet |
+//! | branches of the reconciler's leader; its status key; nodes that come back to it | `reconciler::rows::…`, `reconciler::leading::…`, and a model of its own: `reconciler::model` |
+//! | name clashes; immutable objects | with the objects of the reconciler, which are not there yet |
 
 mod arrival;
 mod asking_etcd;
@@ -74,6 +75,6 @@ mod node;
 mod operators;
 mod runs;
 mod service;
-mod sim;
-mod store;
+pub(crate) mod sim;
+pub(crate) mod store;
 mod world;

@@ -1,0 +1,216 @@
+//! What these tests have in common: programs, records of nodes, and objects that only count.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use prost::Message as _;
+use shepherd::etcd::client::Client;
+use shepherd::etcd::key_space::{NODES, RECONCILER_LEADER, RECONCILER_STATUS};
+use shepherd::etcd::namespace::Keys;
+use shepherd::etcd::record;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::reconciler::leadership::Pace;
+use shepherd::reconciler::objects::{Objects, PassError, Passed};
+use shepherd::reconciler::program::Program;
+use shepherd::reconciler::release::Release;
+use shepherd::reconciler::service::{Reconciler, Settings};
+use shepherd::reconciler::status::{State, Status};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::harness::etcd_servers::{in_time, until};
+
+/// For what must not happen: long enough for a program that does it. No test is right because of it.
+pub(crate) const A_WHILE: Duration = Duration::from_millis(300);
+
+pub(crate) fn release(text: &str) -> Result<Release> {
+    Ok(text.parse()?)
+}
+
+/// A program of this version that needs objects of the second, and breaks API servers below the third.
+pub(crate) fn program(version: &str, needs: &str, breaks_below: &str) -> Result<Program> {
+    Ok(Program {
+        version: version.parse()?,
+        needs_objects_of: release(needs)?,
+        breaks_api_servers_below: release(breaks_below)?,
+    })
+}
+
+pub(crate) fn status(state: State, version: &str, lowest_compatible: &str) -> Result<Status> {
+    Ok(Status { state, version: version.parse()?, lowest_compatible: release(lowest_compatible)? })
+}
+
+/// The record of a node that is a controller, or is none, and has said its version, or nothing.
+pub(crate) fn node_record(id: &str, controller: bool, version: Option<&str>) -> Vec<u8> {
+    let status =
+        version.map(|version| wire::NodeStatus { version: version.to_owned(), ..Default::default() });
+    let node = wire::Node {
+        node_id: id.to_owned(),
+        roles: Some(wire::NodeRoles { kubernetes_controller: controller, ..Default::default() }),
+        status,
+        ..Default::default()
+    };
+    wire::NodeRecord { format: record::FORMAT, node: Some(node), ticket_id: String::new() }.encode_to_vec()
+}
+
+pub(crate) async fn put_node(
+    client: &Client,
+    id: &str,
+    controller: bool,
+    version: Option<&str>,
+) -> Result<i64> {
+    Ok(client.put_unguarded(&NODES.key(id)?, &node_record(id, controller, version)).await?)
+}
+
+pub(crate) async fn delete_node(client: &Client, id: &str) -> Result<i64> {
+    Ok(client.delete_unguarded(&Keys::One(NODES.key(id)?)).await?)
+}
+
+pub(crate) async fn put_status(client: &Client, status: &Status) -> Result<i64> {
+    Ok(client.put_unguarded(RECONCILER_STATUS, &status.encode()).await?)
+}
+
+pub(crate) async fn status_in(client: &Client) -> Result<Option<Status>> {
+    let record = client.get(RECONCILER_STATUS).await?;
+    Ok(record.map(|record| Status::decode(&record.value)).transpose()?)
+}
+
+pub(crate) async fn until_status(client: &Client, wanted: &Status) -> Result<()> {
+    until("the status is written", async || Ok(status_in(client).await?.as_ref() == Some(wanted))).await
+}
+
+/// The keys of those who stand, in the order of their creation.
+pub(crate) async fn candidates(client: &Client) -> Result<Vec<String>> {
+    let mut listing = client.list(&Keys::Under(RECONCILER_LEADER.range().start)).await?.records;
+    listing.sort_by_key(|record| record.create_revision);
+    Ok(listing.into_iter().map(|record| record.key).collect())
+}
+
+/// Objects that count how often they are looked at, and see what the status says meanwhile.
+#[derive(Clone)]
+pub(crate) struct Counting {
+    client: Client,
+    told: Arc<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    seen: Mutex<Vec<Option<Status>>>,
+    fails: AtomicUsize,
+    held: AtomicBool,
+    waiting: AtomicUsize,
+    go_on: Notify,
+    changed: Notify,
+}
+
+impl Counting {
+    pub(crate) fn new(client: &Client) -> Self {
+        Self { client: client.clone(), told: Arc::default() }
+    }
+
+    /// What the status said in each pass.
+    pub(crate) fn passes(&self) -> Vec<Option<Status>> {
+        self.told.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) async fn until_passes(&self, wanted: usize) -> Result<()> {
+        until("objects are looked at", async || Ok(self.passes().len() >= wanted)).await
+    }
+
+    /// So many passes fail from now on.
+    pub(crate) fn fail(&self, times: usize) {
+        self.told.fails.store(times, Ordering::SeqCst);
+    }
+
+    /// Holds passes up in the middle.
+    pub(crate) fn hold(&self) {
+        self.told.held.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) async fn until_held(&self) -> Result<()> {
+        until("a pass is held up", async || Ok(self.told.waiting.load(Ordering::SeqCst) > 0)).await
+    }
+
+    pub(crate) fn let_go(&self) {
+        self.told.held.store(false, Ordering::SeqCst);
+        self.told.go_on.notify_waiters();
+    }
+
+    /// Somebody else changes an object.
+    pub(crate) fn change(&self) {
+        self.told.changed.notify_one();
+    }
+}
+
+/// One that stands in the middle of a pass; it may be dropped there.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Objects for Counting {
+    async fn pass(&self) -> Result<Passed, PassError> {
+        let status = status_in(&self.client).await.map_err(|error| PassError(error.to_string()))?;
+        self.told.seen.lock().unwrap_or_else(PoisonError::into_inner).push(status);
+        let go_on = self.told.go_on.notified();
+        if self.told.held.load(Ordering::SeqCst) {
+            self.told.waiting.fetch_add(1, Ordering::SeqCst);
+            let _waiting = Waiting(&self.told.waiting);
+            go_on.await;
+        }
+        let failing = |left: usize| left.checked_sub(1);
+        match self.told.fails.fetch_update(Ordering::SeqCst, Ordering::SeqCst, failing) {
+            Ok(_) => Err(PassError("this pass is to fail".to_owned())),
+            Err(_) => Ok(Passed::default()),
+        }
+    }
+
+    async fn changed(&self) {
+        self.told.changed.notified().await;
+    }
+}
+
+/// A reconciler that runs until it is ended, or dropped.
+pub(crate) struct Running {
+    cancel: CancellationToken,
+    task: JoinHandle<()>,
+    _end: DropGuard,
+}
+
+/// Hardly any pause, and no pass that nobody asks for.
+pub(crate) const PACE: Pace = Pace { quiet: Duration::from_millis(10), every: Duration::from_hours(1) };
+
+impl Running {
+    pub(crate) fn start(client: &Client, name: &str, program: Program, objects: Counting) -> Self {
+        Self::start_at(PACE, client, name, program, objects)
+    }
+
+    pub(crate) fn start_at(
+        pace: Pace,
+        client: &Client,
+        name: &str,
+        program: Program,
+        objects: Counting,
+    ) -> Self {
+        // Far longer than a test: only who gives back his lease lets another one lead.
+        let ttl = Duration::from_hours(1);
+        let settings = Settings { name: name.to_owned(), program, client: client.clone(), ttl, pace };
+        let cancel = CancellationToken::new();
+        let task = tokio::spawn({
+            let cancel = cancel.clone();
+            async move { Box::pin(Reconciler::new(settings, objects).run(&cancel)).await }
+        });
+        Self { _end: cancel.clone().drop_guard(), cancel, task }
+    }
+
+    pub(crate) async fn end(self) -> Result<()> {
+        self.cancel.cancel();
+        in_time("the end of a reconciler", self.task).await?.context("a reconciler panicked")
+    }
+}

@@ -1,0 +1,186 @@
+//! Reconcilers and controllers of several releases in a cluster of which everything is simulated but their decisions.
+//!
+//! Four machines, three releases that ask different things of each other in each run, and an operator who updates, takes
+//! releases back, kills, stops for longer than a lease lives, takes and gives the role, damages records, and changes
+//! objects. Time is virtual and one seed is one run. An observer sees every write of the status, every pass, every write
+//! of an object where it *arrives*, and every controller that begins; what he demands stands in [`observer`].
+//!
+//! What decides is the product's own: `leadership::Leadership`, `nodes::{controller, Releases}`, `gate::may_begin`,
+//! `status`; of etcd's election `places`, of its guard the transactions themselves. Steps between them are carried from
+//! one to the next as `src/reconciler/service.rs` and `waiting.rs` do, and anything may come in between.
+//!
+//! Not simulated: a node whose role was taken, and which goes on until it hears of it; here it has ended before. Requests
+//! arrive within four seconds, for no program can know of a longer one.
+//!
+//! To run one seed alone: `SHEPHERD_RECONCILER_MODEL_SEED=7 cargo test --test all reconciler::model`.
+
+mod node;
+mod observer;
+mod operator;
+mod world;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use shepherd::reconciler::status::Status;
+
+use self::world::{Counts, World};
+use crate::cluster_model::sim::OUTSIDE;
+use crate::harness::aloud::TestResult;
+
+/// How many runs there are.
+const RUNS: u64 = 300;
+/// One run alone: that of this seed.
+const SEED: &str = "SHEPHERD_RECONCILER_MODEL_SEED";
+/// How long it is disturbed.
+const DISTURBED: Duration = Duration::from_mins(6);
+/// How long it may take until all is done, once every machine is of one release and nothing is disturbed any more.
+const SETTLING: Duration = Duration::from_mins(4);
+
+/// What over all runs must have happened, and how often at least, or they have shown nothing.
+const AT_LEAST: &[(&str, u64)] = &[
+    ("leaderships", 2000),
+    ("passes", 4000),
+    ("objects written", 3000),
+    ("objects that arrived late", 15),
+    ("statuses written", 1200),
+    ("statuses that excluded more", 120),
+    ("statuses that promised less", 120),
+    ("waits for older controllers", 2000),
+    ("waits for unknown controllers", 40),
+    ("writes refused because something changed", 10),
+    ("answers lost", 100),
+    ("leases ended by hand", 400),
+    ("leases that were not confirmed in time", 250),
+    ("controllers that began", 3000),
+    ("controllers that were too old", 200),
+    ("controllers that needed newer objects", 400),
+    ("controllers that were not recorded", 3000),
+    ("machines killed", 700),
+    ("machines stopped", 900),
+    ("releases changed", 2000),
+    ("roles taken", 600),
+    ("objects changed by hand", 1500),
+    ("statuses damaged", 300),
+    ("statuses deleted", 100),
+    ("nodes damaged", 500),
+];
+
+/// What one seed came to.
+fn run(seed: u64) -> Result<Counts> {
+    let world = World::new(seed)?;
+    for machine in 0..world::MACHINES {
+        node::start(&world, machine, Duration::ZERO);
+    }
+    world.sim.spawn(OUTSIDE, operator::keep_etcd(world.clone()));
+    world.sim.spawn(OUTSIDE, operator::disturb(world.clone(), DISTURBED));
+    let until = |end: Duration| {
+        while world.sim.run_next(end) {
+            if let Some(first) = world.look().violations.first() {
+                bail!("{}", told(&world, seed, first));
+            }
+        }
+        Ok(())
+    };
+    // Whatever was begun before the end comes to its end.
+    until(DISTURBED + Duration::from_mins(1))?;
+    let target = operator::settle(&world);
+    let end = world.sim.now() + SETTLING;
+    loop {
+        until(world.sim.now() + Duration::from_secs(5))?;
+        let left = left(&world, target);
+        if left.is_empty() && world.sim.now() + SETTLING / 4 > end {
+            return Ok(world.look().counts.clone());
+        }
+        if world.sim.now() > end {
+            bail!("{}", told(&world, seed, &format!("there is still to be done: {left:?}")));
+        }
+    }
+}
+
+/// What is not as it should be in the end.
+fn left(world: &World, target: usize) -> Vec<String> {
+    let (state, program) = (world.look(), &world.programs[target]);
+    let mut left = Vec::new();
+    if state.status() != Ok(Some(Status::done_by(program))) {
+        left.push(format!("the status is {:?}", state.status()));
+    }
+    if state.objects.iter().any(|object| *object != Some(target)) {
+        left.push(format!("the objects are {:?}", state.objects));
+    }
+    for (at, machine) in state.machines.iter().enumerate() {
+        if !machine.serving || machine.release != target {
+            left.push(format!("machine {at} is {machine:?}"));
+        }
+    }
+    left
+}
+
+fn told(world: &World, seed: u64, wrong: &str) -> String {
+    let mut text = format!("seed {seed} (alone: {SEED}={seed}): {wrong}\n");
+    let state = world.look();
+    for event in &state.trace {
+        let _ = writeln!(text, "    {event}");
+    }
+    for program in world.programs.iter() {
+        let _ = writeln!(
+            text,
+            "  {} needs objects of {} and breaks API servers below {}",
+            program.version, program.needs_objects_of, program.breaks_api_servers_below
+        );
+    }
+    let _ = writeln!(text, "  machines {:?}", state.machines);
+    let _ = writeln!(text, "  objects {:?}, status {:?}", state.objects, state.status());
+    text
+}
+
+#[tokio::test]
+async fn whatever_comes_between_no_two_releases_fight_and_the_newest_prevails() -> TestResult {
+    if let Ok(seed) = std::env::var(SEED) {
+        let counts = run(seed.parse()?)?;
+        crate::harness::aloud::aloud(&format!("{counts:#?}"));
+        return Ok(());
+    }
+    let (next, failed, all) = (AtomicU64::new(0), Mutex::new(BTreeMap::new()), Mutex::new(Counts::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= RUNS {
+                        return;
+                    }
+                    match run(seed) {
+                        Ok(counts) => {
+                            if let Ok(mut all) = all.lock() {
+                                for (what, times) in counts {
+                                    *all.entry(what).or_default() += times;
+                                }
+                            }
+                        }
+                        Err(error) => {
+                            if let Ok(mut failed) = failed.lock() {
+                                failed.insert(seed, error.to_string());
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_default();
+    if let Some((_, first)) = failed.first_key_value() {
+        let seeds: Vec<&u64> = failed.keys().collect();
+        return Err(anyhow::anyhow!("{} of {RUNS} runs failed ({seeds:?}); {first}", failed.len()).into());
+    }
+    let all = all.into_inner().unwrap_or_default();
+    for (what, least) in AT_LEAST {
+        let times = all.get(what).copied().unwrap_or_default();
+        assert!(times >= *least, "{what}: only {times} times in all runs, of {least}; there were {all:#?}");
+    }
+    Ok(())
+}

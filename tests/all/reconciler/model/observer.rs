@@ -1,0 +1,192 @@
+//! What must hold, asked by somebody who sees everything.
+
+use std::time::Duration;
+
+use shepherd::etcd::guard::Guard;
+use shepherd::etcd::key_space::{RECONCILER_LEADER, RECONCILER_STATUS};
+use shepherd::reconciler::nodes::{Controller, Releases, controller};
+use shepherd::reconciler::program::Program;
+use shepherd::reconciler::status::{State as Doing, Status};
+
+use super::world::{State, World};
+use crate::cluster_model::store::Done;
+
+/// How long a program may take to see that records have changed.
+const SIGHT: Duration = Duration::from_secs(3);
+/// How long a pass may go on under a status that was damaged meanwhile.
+const ONE_PASS: Duration = Duration::from_secs(15);
+
+/// A status was written, or not.
+pub(crate) fn judge_write(world: &World, guard: &Guard, program: &Program, done: &Done) {
+    let Some((_, before)) = done.before.iter().find(|(key, _)| key == RECONCILER_STATUS) else { return };
+    let judged = {
+        let mut state = world.change();
+        // Whoever asked knows what he has written, if he hears of it; if not, he reads again.
+        let read = state.read.insert(guard.key.clone(), done.revision);
+        let replaced = before.as_ref().map_or(0, |pair| pair.written);
+        let before = before.as_ref().and_then(|pair| Status::decode(&pair.value).ok());
+        let now = state.status();
+        drop(state);
+        let state = world.look();
+        only_the_leader_writes(&state, guard)
+            .and_then(|()| written_over_what_was_read(read, replaced))
+            .and_then(|()| match &now {
+                Ok(Some(now)) => raised_with_proof(&state, before.as_ref(), now)
+                    .and_then(|()| done_is_what_was_done(&state, guard, program, now))
+                    .map(|()| (before, now.clone())),
+                other => Err(format!("a leader wrote a status that is {other:?}")),
+            })
+    };
+    match judged {
+        Err(violation) => world.demand(Err(violation)),
+        Ok((before, now)) => {
+            world.note(format_args!("{} by {}: {before:?} becomes {now:?}", guard.key, program.version));
+            world.count("statuses written");
+            if let Some(before) = before {
+                if now.lowest_compatible > before.lowest_compatible && now.state == Doing::Working {
+                    world.count("statuses that excluded more");
+                }
+                if now.version.release() < before.version.release() {
+                    world.count("statuses that promised less");
+                }
+            }
+            let judged = whoever_serves_suits_the_status(&world.look(), &world.programs);
+            world.demand(judged);
+        }
+    }
+}
+
+/// K4: by the holder of the lease.
+fn only_the_leader_writes(state: &State, guard: &Guard) -> Result<(), String> {
+    let mut keys = state.etcd.under(&RECONCILER_LEADER.range().start);
+    keys.sort_by_key(|key| key.create_revision);
+    match keys.first() {
+        Some(first) if first.key == guard.key && first.create_revision == guard.create_revision => Ok(()),
+        first => Err(format!("K4: {} wrote the status, and {first:?} leads", guard.key)),
+    }
+}
+
+/// K4: never blindly.
+fn written_over_what_was_read(read: Option<i64>, replaced: i64) -> Result<(), String> {
+    if read == Some(replaced) {
+        return Ok(());
+    }
+    Err(format!("K4: a status of revision {replaced} was written over by one who had read {read:?}"))
+}
+
+/// K2: the lowest compatible release is raised only over records that prove that nothing is older.
+fn raised_with_proof(state: &State, before: Option<&Status>, now: &Status) -> Result<(), String> {
+    // Where there was none, nobody has begun.
+    if before.is_none_or(|before| now.lowest_compatible <= before.lowest_compatible) {
+        return Ok(());
+    }
+    for record in state.nodes().records {
+        match controller(&record) {
+            None => {}
+            Some(Controller::Of(release)) if release >= now.lowest_compatible => {}
+            found => return Err(format!("K2: {now:?} excludes more, and {} is {found:?}", record.key)),
+        }
+    }
+    Ok(())
+}
+
+/// K6.
+fn done_is_what_was_done(
+    state: &State,
+    guard: &Guard,
+    program: &Program,
+    now: &Status,
+) -> Result<(), String> {
+    if now.state == Doing::Done && (*now != Status::done_by(program) || !state.passed.contains(&guard.key)) {
+        return Err(format!("K6: {} wrote {now:?}, and has not done it", program.version));
+    }
+    Ok(())
+}
+
+/// K1 at the beginning, and K2 from then on.
+fn whoever_serves_suits_the_status(state: &State, programs: &[Program]) -> Result<(), String> {
+    let Ok(Some(status)) = state.status() else { return Ok(()) };
+    for (at, machine) in state.machines.iter().enumerate().filter(|(_, machine)| machine.serving) {
+        let program = &programs[machine.release];
+        if program.release() < status.lowest_compatible || status.version.release() < program.needs_objects_of
+        {
+            return Err(format!(
+                "K1, K2: machine {at} serves with {}, and the status is {status:?}",
+                program.version
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// K1: a controller begins.
+pub(crate) fn judge_beginning(world: &World, machine: usize) {
+    let judged = {
+        let state = world.look();
+        match state.status() {
+            Ok(Some(_)) => whoever_serves_suits_the_status(&state, &world.programs),
+            // It was there when it was read.
+            Err(_) if state.damaged.as_ref().is_some_and(|(at, _)| world.sim.now() < *at + SIGHT) => Ok(()),
+            other => Err(format!("K1: machine {machine} begins, and the status is {other:?}")),
+        }
+    };
+    world.demand(judged);
+}
+
+/// K3 and K5: a leader is about to compare objects, and to change what differs.
+pub(crate) fn judge_pass(world: &World, machine: usize, program: &Program) {
+    let judged = {
+        let state = world.look();
+        // Not by `may_stand`, which is what is judged.
+        let seen = Releases::of(program, &state.nodes());
+        let newest = seen.highest == program.release() && seen.unknown.is_empty();
+        let in_time = world.sim.now() <= state.nodes_since.max(state.machines[machine].went_on) + SIGHT;
+        if newest || in_time {
+            holds_before_and_after(world, &state, program)
+        } else {
+            Err(format!("K5: {} reconciles, and the controllers are {seen:?}", program.version))
+        }
+    };
+    world.demand(judged);
+}
+
+/// K3: no status, or one that promises no more than holds before and after.
+fn holds_before_and_after(world: &World, state: &State, program: &Program) -> Result<(), String> {
+    match state.status() {
+        Ok(None) => Ok(()),
+        Ok(Some(status))
+            if status.lowest_compatible >= program.breaks_api_servers_below
+                && status.version.release() <= program.release() =>
+        {
+            Ok(())
+        }
+        Err(_) if state.damaged.as_ref().is_some_and(|(at, _)| world.sim.now() < *at + ONE_PASS) => Ok(()),
+        other => Err(format!("K3: {} changes objects, and the status is {other:?}", program.version)),
+    }
+}
+
+/// K3: an object is written, whoever sent it and however long ago; `first` of one that was sent when nobody had ever
+/// reconciled, which nothing waits for.
+pub(crate) fn judge_arrival(world: &World, program: &Program, first: bool) {
+    if first {
+        return;
+    }
+    let judged = {
+        let state = world.look();
+        holds_before_and_after(world, &state, program).and_then(|()| {
+            for (at, machine) in state.machines.iter().enumerate().filter(|(_, machine)| machine.serving) {
+                let serving = &world.programs[machine.release];
+                if serving.release() < program.breaks_api_servers_below
+                    || program.release() < serving.needs_objects_of
+                {
+                    let (one, other) = (&program.version, &serving.version);
+                    return Err(format!(
+                        "K3: an object becomes that of {one} while machine {at} serves with {other}"
+                    ));
+                }
+            }
+            Ok(())
+        })
+    };
+    world.demand(judged);
+}

@@ -1,0 +1,202 @@
+//! All there is: machines, etcd, Kubernetes' objects, and what was seen of it all.
+
+use std::cell::{Ref, RefCell, RefMut};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use shepherd::etcd::client::{Listing, Record};
+use shepherd::etcd::guard::Guard;
+use shepherd::etcd::key_space::{NODES, RECONCILER_STATUS};
+use shepherd::etcd::namespace::Namespace;
+use shepherd::proto::etcdserverpb as wire;
+use shepherd::reconciler::program::Program;
+use shepherd::reconciler::release::Release;
+use shepherd::reconciler::status::Status;
+use wire::request_op::Request;
+
+use super::observer;
+use crate::cluster_model::sim::{Process, Sim};
+use crate::cluster_model::store::{Done, Etcd, NAMESPACE};
+use crate::reconciler::kit::node_record;
+
+/// How many machines there are.
+pub(crate) const MACHINES: usize = 4;
+/// How many releases.
+pub(crate) const RELEASES: usize = 3;
+/// How many objects.
+pub(crate) const OBJECTS: usize = 3;
+/// Events that are told when something is wrong.
+const TRACE: usize = 60;
+
+/// How often something happened.
+pub(crate) type Counts = BTreeMap<&'static str, u64>;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    /// Which of the programs it runs, or will when it is up.
+    pub(crate) release: usize,
+    pub(crate) process: Process,
+    /// Whether its controller serves others.
+    pub(crate) serving: bool,
+    /// Whether it is to be a controller.
+    pub(crate) role: bool,
+    /// When it went on, or will, that stood still.
+    pub(crate) went_on: Duration,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) etcd: Etcd,
+    pub(crate) machines: Vec<Machine>,
+    /// Which release an object is as it wants it; `None` of one that is not there, or that somebody changed.
+    pub(crate) objects: [Option<usize>; OBJECTS],
+    /// Grows with each change by hand.
+    pub(crate) changes_by_hand: u64,
+    /// The revision of the status as each leadership last read it, or wrote it; 0 for none.
+    pub(crate) read: BTreeMap<String, i64>,
+    /// The leaderships that have made a whole pass.
+    pub(crate) passed: BTreeSet<String>,
+    /// Since when the records are as they are.
+    pub(crate) nodes_since: Duration,
+    /// Since when the status cannot be read, and what it was.
+    pub(crate) damaged: Option<(Duration, Vec<u8>)>,
+    pub(crate) counts: Counts,
+    pub(crate) trace: VecDeque<String>,
+    pub(crate) violations: Vec<String>,
+}
+
+impl State {
+    pub(crate) fn status(&self) -> Result<Option<Status>, String> {
+        let record = self.etcd.record(RECONCILER_STATUS);
+        record.map(|record| Status::decode(&record.value)).transpose().map_err(|error| error.to_string())
+    }
+
+    /// The records of all nodes, as of now.
+    pub(crate) fn nodes(&self) -> Listing {
+        Listing { records: self.etcd.under(&NODES.range().start), revision: self.etcd.revision }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) sim: Rc<Sim>,
+    pub(crate) namespace: Rc<Namespace>,
+    /// The releases, in their order.
+    pub(crate) programs: Rc<Vec<Program>>,
+    state: Rc<RefCell<State>>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> anyhow::Result<Self> {
+        let sim = Sim::new(seed);
+        let release = |number: usize| Release::new(0, u32::try_from(number).unwrap_or_default(), 0);
+        let programs = (1..=RELEASES).map(|number| Program {
+            version: release(number).into(),
+            needs_objects_of: release(1 + sim.below(number)),
+            breaks_api_servers_below: release(1 + sim.below(number)),
+        });
+        let programs = Rc::new(programs.collect());
+        let machine =
+            |_| Machine { release: 0, process: 0, serving: false, role: true, went_on: Duration::ZERO };
+        let state = State { machines: (0..MACHINES).map(machine).collect(), ..State::default() };
+        let namespace = Rc::new(Namespace::new(NAMESPACE)?);
+        Ok(Self { sim, namespace, programs, state: Rc::new(RefCell::new(state)) })
+    }
+
+    pub(crate) fn look(&self) -> Ref<'_, State> {
+        self.state.borrow()
+    }
+
+    pub(crate) fn change(&self) -> RefMut<'_, State> {
+        self.state.borrow_mut()
+    }
+
+    pub(crate) fn count(&self, what: &'static str) {
+        *self.change().counts.entry(what).or_default() += 1;
+    }
+
+    pub(crate) fn note(&self, event: fmt::Arguments<'_>) {
+        let event = format!("{:>8.3} {event}", self.sim.now().as_secs_f64());
+        let mut state = self.change();
+        if state.trace.len() == TRACE {
+            state.trace.pop_front();
+        }
+        state.trace.push_back(event);
+    }
+
+    pub(crate) fn demand(&self, holds: Result<(), String>) {
+        if let Err(violation) = holds {
+            self.change().violations.push(violation);
+        }
+    }
+
+    pub(crate) fn program(&self, machine: usize) -> Program {
+        self.programs[self.look().machines[machine].release].clone()
+    }
+
+    /// Reads a key, as etcd has it somewhere between question and answer.
+    pub(crate) async fn get(&self, key: &str) -> Option<Record> {
+        self.sim.step().await;
+        let record = self.look().etcd.record(key);
+        self.sim.step().await;
+        record
+    }
+
+    pub(crate) async fn list_nodes(&self) -> Listing {
+        self.sim.step().await;
+        let listing = self.look().nodes();
+        self.sim.step().await;
+        listing
+    }
+
+    /// One transaction, and what the observer says of it. `None` where the answer is lost.
+    pub(crate) async fn transact(
+        &self,
+        asked: &wire::TxnRequest,
+        by: Option<(&Guard, &Program)>,
+    ) -> Option<Done> {
+        self.sim.step().await;
+        let done = self.change().etcd.transact(asked);
+        if let Some((guard, program)) = by {
+            observer::judge_write(self, guard, program, &done);
+        }
+        self.sim.step().await;
+        if self.sim.percent(2) {
+            self.count("answers lost");
+            return None;
+        }
+        Some(done)
+    }
+
+    /// Somebody else than a reconciler writes a key, or deletes it.
+    pub(crate) fn put(&self, key: &str, value: Option<Vec<u8>>, lease: i64) -> i64 {
+        let outside = format!("namespaced:{NAMESPACE}{key}").into_bytes();
+        let request = match value {
+            Some(value) => Request::RequestPut(wire::PutRequest { key: outside, value, lease }),
+            None => Request::RequestDeleteRange(wire::DeleteRangeRequest { key: outside, range_end: vec![] }),
+        };
+        let success = vec![wire::RequestOp { request: Some(request) }];
+        let asked = wire::TxnRequest { success, ..Default::default() };
+        let mut state = self.change();
+        let done = state.etcd.transact(&asked);
+        if NODES.id(key).is_ok() {
+            state.nodes_since = self.sim.now();
+        }
+        done.revision
+    }
+
+    /// The key of a machine's record.
+    pub(crate) fn key_of(machine: usize) -> String {
+        format!("{NODES}m{machine}")
+    }
+
+    /// The record says what the machine is.
+    pub(crate) fn report(&self, machine: usize) {
+        let (role, program) = (self.look().machines[machine].role, self.program(machine));
+        let record = node_record(&format!("m{machine}"), role, Some(program.version.as_str()));
+        self.put(&Self::key_of(machine), Some(record), 0);
+        self.note(format_args!("the record of machine {machine} says {} and role {role}", program.version));
+    }
+}
