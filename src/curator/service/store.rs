@@ -2,9 +2,19 @@
 //!
 //! Every write is guarded by the leader's lock, and by each record as it was read: between two calls of one leader there
 //! is no other order. Whoever finds that a record has changed meanwhile decides anew from the start.
+//!
+//! # A crowd at one record
+//!
+//! Two hundred machines that register with one ticket all write its record. Were every one of them to try again beside the
+//! others, one would win each time, and the unlucky ones would lose until they are sent away. So whoever has lost a race
+//! decides alone from then on: the first look of everybody is made side by side, and losers have their turn one after the
+//! other, in the order in which they lost. Whoever comes later waits for those before him. That holds for all records
+//! and not for each: a decision takes two questions to etcd, and what it will read is not known before.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::Arc;
+
+use tokio::sync::RwLock;
 
 use crate::curator::cluster::{self, Cluster};
 use crate::curator::credential::{Credential, Revocation};
@@ -22,7 +32,8 @@ use crate::etcd::record::RecordError;
 use crate::model::declaration::Declaration;
 use crate::model::role::DeclaredRole;
 
-/// How often a decision is made anew, because records changed while it was being made.
+/// How often a decision is made, at most, because records changed while it was being made. Beside whoever decides alone
+/// there are only those who write without a decision.
 const TRIES: u32 = 10;
 
 /// A record as it was read.
@@ -48,13 +59,15 @@ pub struct StoredNodes {
 pub struct Store {
     client: Client,
     guard: Guard,
+    /// Held by all who decide for the first time, and by one of those who have lost a race. Fair: tokio's is.
+    turns: Arc<RwLock<()>>,
 }
 
 impl Store {
     /// The records of the cluster that this client speaks to, under an election that was won.
     #[must_use]
-    pub const fn new(client: Client, guard: Guard) -> Self {
-        Self { client, guard }
+    pub fn new(client: Client, guard: Guard) -> Self {
+        Self { client, guard, turns: Arc::default() }
     }
 
     /// etcd itself.
@@ -135,24 +148,27 @@ impl Store {
         Ok(())
     }
 
-    /// Reads, decides and writes: all of it anew where a record changed between the look at it and the write.
+    /// Reads, decides and writes: all of it anew where a record changed between the look at it and the write, and then
+    /// beside nobody else who decides.
     pub async fn decide<T, Deciding>(&self, attempt: impl Fn() -> Deciding) -> Result<T, Failure>
     where
         Deciding: Future<Output = Result<T, Failure>>,
     {
-        let mut tries = 1;
-        loop {
-            match attempt().await {
-                Err(Failure::Changed(keys)) if tries < TRIES => {
-                    tracing::debug!(keys, tries, "a record changed while it was being written");
-                    // Two that are as fast as each other must not stay so.
-                    let most = Duration::from_millis(5).saturating_mul(tries);
-                    tokio::time::sleep(most.mul_f64(rand::random())).await;
-                    tries += 1;
-                }
-                answer => return answer,
-            }
+        let first = {
+            let _beside_others = self.turns.read().await;
+            attempt().await
+        };
+        let mut answer = first;
+        let _alone = match &answer {
+            Err(Failure::Changed(_)) => self.turns.write().await,
+            _ => return answer,
+        };
+        for tries in 1..TRIES {
+            let Err(Failure::Changed(keys)) = &answer else { break };
+            tracing::debug!(keys, tries, "a record changed while it was being written");
+            answer = attempt().await;
         }
+        answer
     }
 
     async fn one<T>(

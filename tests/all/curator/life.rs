@@ -1,12 +1,14 @@
 //! How a machine becomes a node and comes back, how it goes, and what owners order of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use shepherd::curator::bootstrap::bootstrap;
 use shepherd::curator::pki::Anchor;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::commit_response::Result as Committed;
+use shepherd::proto::curator::v1::leader_client::LeaderClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::nodes_client::NodesClient;
 use shepherd::proto::curator::v1::registration_client::RegistrationClient;
@@ -170,6 +172,37 @@ async fn of_many_that_come_at_once_with_one_ticket_as_many_are_let_in_as_may() -
         answers.iter().all(|answer| matches!(answer, Ok(()) | Err(Code::PermissionDenied))),
         "{answers:?}"
     );
+    Ok(())
+}
+
+/// Each writes the ticket's record, so that all but one of those who look at it together have to decide anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_that_comes_at_once_with_one_ticket_is_let_in_without_asking_again() -> TestResult {
+    const CROWD: usize = 200;
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    let ticket = ticket(owner.clone(), None).await?;
+    let together = Arc::new(tokio::sync::Barrier::new(CROWD));
+    let mut coming = tokio::task::JoinSet::new();
+    for _ in 0..CROWD {
+        let node = Holder::new()?;
+        let channel = cluster.channel(0, Some(node.itself()?))?;
+        let request = wire::RegisterRequest { machine_id: String::new(), ..register(&ticket) };
+        let together = together.clone();
+        coming.spawn(async move {
+            // Connected by then: what comes one after the other is no crowd.
+            let connected =
+                LeaderClient::new(channel.clone()).get_ca_certificate(wire::GetCaCertificateRequest {}).await;
+            together.wait().await;
+            connected?;
+            RegistrationClient::new(channel).register(request).await.map(drop)
+        });
+    }
+    let answers = coming.join_all().await;
+    let sent_away: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
+    assert!(sent_away.is_empty(), "{} of {CROWD} were sent away: {:?}", sent_away.len(), sent_away[0]);
+    let listed = TicketsClient::new(owner).list(wire::ListTicketsRequest {}).await?.into_inner().tickets;
+    assert_eq!(listed[0].used_by.len(), CROWD, "each use is counted");
     Ok(())
 }
 
