@@ -178,11 +178,11 @@ async fn of_many_that_come_at_once_with_one_ticket_as_many_are_let_in_as_may() -
 /// Each writes the ticket's record, so that all but one of those who look at it together have to decide anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crowd_that_comes_at_once_with_one_ticket_is_let_in_without_asking_again() -> TestResult {
-    const CROWD: usize = 200;
+    const CROWD: u32 = 200;
     let cluster = Cluster::start().await?;
     let owner = cluster.as_owner().await?;
-    let ticket = ticket(owner.clone(), None).await?;
-    let together = Arc::new(tokio::sync::Barrier::new(CROWD));
+    let ticket = ticket(owner.clone(), Some(CROWD)).await?;
+    let together = Arc::new(tokio::sync::Barrier::new(usize::try_from(CROWD)?));
     let mut coming = tokio::task::JoinSet::new();
     for _ in 0..CROWD {
         let node = Holder::new()?;
@@ -202,7 +202,7 @@ async fn crowd_that_comes_at_once_with_one_ticket_is_let_in_without_asking_again
     let sent_away: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
     assert!(sent_away.is_empty(), "{} of {CROWD} were sent away: {:?}", sent_away.len(), sent_away[0]);
     let listed = TicketsClient::new(owner).list(wire::ListTicketsRequest {}).await?.into_inner().tickets;
-    assert_eq!(listed[0].used_by.len(), CROWD, "each use is counted");
+    assert_eq!(u32::try_from(listed[0].used_by.len())?, CROWD, "each use is counted");
     Ok(())
 }
 
