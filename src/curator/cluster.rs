@@ -1,7 +1,11 @@
 //! What there is one of: the cluster itself, and its authority.
 //!
-//! Both are written once, in the transaction that bootstraps the cluster, before any curator runs. The authority's key
-//! is the secret of the cluster: whoever reads its record can make himself a node or an owner. It is in no answer, and
+//! Both are written in the transaction that bootstraps the cluster, before any curator runs. Of the cluster only its
+//! owners' keys change after that: a key comes beside those that there are, and goes when another one is known to work.
+//! One that was removed stands among what is [revoked](crate::curator::credential::Revocation) for ever, written with the
+//! cluster's record in one transaction, and never comes back.
+//!
+//! The authority's key is the secret of the cluster: whoever reads its record can make himself a node or an owner. It is in no answer, and
 //! `Debug` shows the public half alone.
 
 use prost::Message as _;
@@ -14,6 +18,9 @@ use crate::etcd::record::{self, RecordError, moment};
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 
+/// Most keys that may claim an owner's certificate. Each is tried by nobody but its holder; they are few, so that somebody
+/// can look through them.
+pub const MOST_OWNER_KEYS: usize = 16;
 /// The longest name of a cluster.
 const LONGEST_NAME: usize = 63;
 
@@ -30,6 +37,37 @@ pub struct Cluster {
     pub owner_keys: Vec<PublicKey>,
     /// How often it was restored from a snapshot.
     pub epoch: u64,
+}
+
+/// Why a key does not come, or go.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OwnerKeyRefusal {
+    /// It was an owner's once.
+    #[error("key {0} was removed, and never comes back: make another one")]
+    Removed(PublicKey),
+    /// There are enough.
+    #[error("{MOST_OWNER_KEYS} keys are owners' already: remove one first")]
+    TooMany,
+    /// Nothing shows that another key works.
+    #[error(
+        "key {0} is the one that this call was made with: claim a certificate with another owner's key, and remove this \
+         one with that"
+    )]
+    InUse(PublicKey),
+    /// Nobody could order anything any more.
+    #[error("key {0} is the last owner's: add another one first")]
+    Last(PublicKey),
+}
+
+impl OwnerKeyRefusal {
+    /// The code it is answered with.
+    #[must_use]
+    pub const fn code(&self) -> tonic::Code {
+        match self {
+            Self::TooMany => tonic::Code::ResourceExhausted,
+            Self::Removed(_) | Self::InUse(_) | Self::Last(_) => tonic::Code::FailedPrecondition,
+        }
+    }
 }
 
 /// Where the cluster stands in etcd.
@@ -54,6 +92,35 @@ pub fn check_name(name: &str) -> Result<(), String> {
 }
 
 impl Cluster {
+    /// With one more owner's key; none when it is one already. `removed`: whether it was an owner's once.
+    pub fn with_owner_key(&self, key: PublicKey, removed: bool) -> Result<Option<Self>, OwnerKeyRefusal> {
+        if removed {
+            return Err(OwnerKeyRefusal::Removed(key));
+        }
+        if self.owner_keys.contains(&key) {
+            return Ok(None);
+        }
+        if self.owner_keys.len() >= MOST_OWNER_KEYS {
+            return Err(OwnerKeyRefusal::TooMany);
+        }
+        let mut more = self.clone();
+        more.owner_keys.push(key);
+        Ok(Some(more))
+    }
+
+    /// Without that owner's key, as whoever holds the key `by` orders.
+    pub fn without_owner_key(&self, key: PublicKey, by: PublicKey) -> Result<Self, OwnerKeyRefusal> {
+        if key == by {
+            return Err(OwnerKeyRefusal::InUse(key));
+        }
+        let mut fewer = self.clone();
+        fewer.owner_keys.retain(|known| *known != key);
+        if fewer.owner_keys.is_empty() {
+            return Err(OwnerKeyRefusal::Last(key));
+        }
+        Ok(fewer)
+    }
+
     /// As it is stored.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -126,6 +193,28 @@ mod tests {
         let odd = Cluster { name: String::new(), ..cluster() };
         let error = Cluster::decode("/a/b", &odd.encode()).unwrap_err().to_string();
         assert!(error.contains("/a/b") && error.contains("no name of a cluster"), "{error}");
+    }
+
+    #[test]
+    fn owners_key_comes_beside_others_and_goes_by_another() {
+        let keys =
+            |keys: &[u8]| Cluster { owner_keys: keys.iter().map(|&byte| key(byte)).collect(), ..cluster() };
+        let two = keys(&[1, 2]);
+        assert_eq!(two.with_owner_key(key(3), false), Ok(Some(keys(&[1, 2, 3]))));
+        assert_eq!(two.with_owner_key(key(2), false), Ok(None));
+        // Whatever stands in the record.
+        for byte in [2, 3] {
+            assert_eq!(two.with_owner_key(key(byte), true), Err(OwnerKeyRefusal::Removed(key(byte))));
+        }
+        let full: Vec<u8> = (0..16).collect();
+        assert_eq!(keys(&full).with_owner_key(key(77), false), Err(OwnerKeyRefusal::TooMany));
+        assert_eq!(keys(&full).with_owner_key(key(7), false), Ok(None));
+
+        assert_eq!(two.without_owner_key(key(1), key(2)), Ok(keys(&[2])));
+        assert_eq!(two.without_owner_key(key(9), key(2)), Ok(two.clone()), "it never was one");
+        assert_eq!(two.without_owner_key(key(2), key(2)), Err(OwnerKeyRefusal::InUse(key(2))));
+        // Of a person, who has a certificate and no key that may claim one.
+        assert_eq!(keys(&[1]).without_owner_key(key(1), key(7)), Err(OwnerKeyRefusal::Last(key(1))));
     }
 
     #[test]

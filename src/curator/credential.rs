@@ -2,7 +2,7 @@
 //!
 //! A certificate itself is kept by whoever has it. What is kept here says whose it is and until when, so that an owner
 //! sees who could act, and can end any of it. Both records of a certificate go once it has ended by itself; that a
-//! node's are refused stays until the node is deleted.
+//! node's are refused stays until the node is deleted, and that an owner's key was removed stays for ever.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use prost::Message as _;
 
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::pki::{Issued, Serial, Validity, is_owner_name};
-use crate::etcd::key_space::{CERTIFICATES, KeyError, REVOKED_CERTIFICATES, REVOKED_NODES};
+use crate::etcd::key_space::{CERTIFICATES, KeyError, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS};
 use crate::etcd::record::{self, RecordError, moment};
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
@@ -117,6 +117,8 @@ pub enum Revocation {
     Certificate(Serial, Timestamp),
     /// All certificates of a node.
     Node(NodeId),
+    /// All certificates for an owner's key.
+    Owner(PublicKey),
 }
 
 impl Revocation {
@@ -125,6 +127,7 @@ impl Revocation {
         match self {
             Self::Certificate(serial, _) => REVOKED_CERTIFICATES.key(serial),
             Self::Node(node) => REVOKED_NODES.key(node),
+            Self::Owner(key) => REVOKED_OWNERS.key(key),
         }
     }
 
@@ -143,6 +146,9 @@ impl Revocation {
             Self::Node(_) => {
                 wire::RevokedNodeRecord { format: record::FORMAT, revoked_at_ms, revoked_by }.encode_to_vec()
             }
+            Self::Owner(_) => {
+                wire::RevokedOwnerRecord { format: record::FORMAT, revoked_at_ms, revoked_by }.encode_to_vec()
+            }
         }
     }
 
@@ -151,6 +157,11 @@ impl Revocation {
         if REVOKED_NODES.id(key).is_ok() {
             record::decode(key, bytes, |record: &wire::RevokedNodeRecord| record.format)?;
             return node_in(key).map(Self::Node);
+        }
+        if REVOKED_OWNERS.id(key).is_ok() {
+            record::decode(key, bytes, |record: &wire::RevokedOwnerRecord| record.format)?;
+            let fault = || RecordError::new(key, "it names no key".to_owned());
+            return Self::owner_of(key).map(Self::Owner).ok_or_else(fault);
         }
         let serial = serial_in(key, REVOKED_CERTIFICATES.id(key))?;
         let record = record::decode(key, bytes, |record: &wire::RevokedCertificateRecord| record.format)?;
@@ -168,6 +179,13 @@ impl Revocation {
     #[must_use]
     pub fn node_of(key: &str) -> Option<NodeId> {
         node_in(key).ok()
+    }
+
+    /// The owner's key that a key of etcd stands for, whatever its value.
+    #[must_use]
+    pub fn owner_of(key: &str) -> Option<PublicKey> {
+        let bytes = hex::decode(REVOKED_OWNERS.id(key).ok()?).ok()?;
+        PublicKey::from_slice(&bytes).ok()
     }
 }
 
@@ -210,9 +228,11 @@ mod tests {
 
     #[test]
     fn revocation_reads_back_as_it_was_stored() {
-        for revocation in
-            [Revocation::Certificate(Serial::new([3; 16]), at(100)), Revocation::Node(node_id(2))]
-        {
+        for revocation in [
+            Revocation::Certificate(Serial::new([3; 16]), at(100)),
+            Revocation::Node(node_id(2)),
+            Revocation::Owner(key(2)),
+        ] {
             let place = revocation.etcd_key().unwrap();
             let stored = revocation.encode("owner kim", at(5));
             assert_eq!(Revocation::decode(&place, &stored).unwrap(), revocation);
@@ -220,6 +240,8 @@ mod tests {
         }
         let place = Revocation::Node(node_id(2)).etcd_key().unwrap();
         assert_eq!(Revocation::node_of(&place), Some(node_id(2)));
-        assert_eq!(Revocation::serial_of(&place), None);
+        assert_eq!((Revocation::serial_of(&place), Revocation::owner_of(&place)), (None, None));
+        let place = Revocation::Owner(key(2)).etcd_key().unwrap();
+        assert_eq!((Revocation::owner_of(&place), Revocation::node_of(&place)), (Some(key(2)), None));
     }
 }

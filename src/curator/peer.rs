@@ -74,6 +74,8 @@ pub struct Revocations {
     pub serials: BTreeMap<Serial, Timestamp>,
     /// All those of a node, whenever they were issued.
     pub nodes: BTreeSet<NodeId>,
+    /// All those for an owner's key, whenever they were issued.
+    pub owners: BTreeSet<PublicKey>,
 }
 
 impl Revocations {
@@ -122,6 +124,9 @@ pub enum Refusal {
     /// All those of its node were revoked.
     #[error("the credentials of {0} are revoked")]
     NodeRevoked(NodeId),
+    /// The owner's key that it is for was removed.
+    #[error("key {0} was removed: every certificate for it is refused")]
+    OwnerRemoved(PublicKey),
     /// It is signed by our authority, and of no kind that it signs.
     #[error("certificate {serial} is neither that of a node nor that of an owner: {fault}")]
     NoKind {
@@ -184,6 +189,7 @@ pub fn identify(
     let peer = kind(&certificate, key, serial).map_err(|fault| Refusal::NoKind { serial, fault })?;
     match peer {
         Peer::Node { id, .. } if revocations.nodes.contains(&id) => Err(Refusal::NodeRevoked(id)),
+        Peer::Owner { key, .. } if revocations.owners.contains(&key) => Err(Refusal::OwnerRemoved(key)),
         peer => Ok(peer),
     }
 }
@@ -420,6 +426,17 @@ mod tests {
         assert_eq!(identified(&node(), &by_node, 1), Err(Refusal::NodeRevoked(id)));
         assert_eq!(identified(&renewed, &by_node, 1), Err(Refusal::NodeRevoked(id)));
         assert!(identified(&owner(), &by_node, 1).is_ok(), "an owner with the same key is no node");
+    }
+
+    #[test]
+    fn every_certificate_for_a_removed_owners_key_is_refused() {
+        let removed = Revocations { owners: BTreeSet::from([public(7)]), ..Default::default() };
+        assert_eq!(identified(&owner(), &removed, 1), Err(Refusal::OwnerRemoved(public(7))));
+        let later = authority(1).issue_owner("lee", &public(7), serial(9), validity()).unwrap().certificate;
+        assert_eq!(identified(&later, &removed, 1), Err(Refusal::OwnerRemoved(public(7))));
+        let others = authority(1).issue_owner("kim", &public(8), serial(4), validity()).unwrap().certificate;
+        assert!(identified(&others, &removed, 1).is_ok());
+        assert!(identified(&node(), &removed, 1).is_ok(), "a node with the same key is no owner");
     }
 
     #[test]

@@ -109,6 +109,8 @@ pub const TABLE: &[Row] = &[
     leader("Credentials/IssueOwner", OWNERS),
     // With an owner's key rather than a certificate: that is short-lived. The handler knows the keys.
     leader("Credentials/ClaimOwner", REGISTERING),
+    leader("Credentials/AddOwnerKey", OWNERS),
+    leader("Credentials/RemoveOwnerKey", OWNERS),
     leader("Credentials/Revoke", OWNERS),
     leader("Credentials/List", OWNERS),
     // All of the cluster's secrets, its authority's key among them.
@@ -301,6 +303,10 @@ mod tests {
             assert!(!may(&owner).contains(method), "{method}");
         }
         assert!(may(&owner).contains("Management/Delete"));
+        for method in ["Credentials/AddOwnerKey", "Credentials/RemoveOwnerKey"] {
+            assert!(may(&owner).contains(method) && !may(&node).contains(method), "{method}");
+            assert!(!may(&registering).contains(method), "{method}");
+        }
         assert!(may(&owner).contains("Snapshots/Take"));
     }
 

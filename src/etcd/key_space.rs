@@ -23,6 +23,8 @@ pub const CERTIFICATES: Prefix = Prefix::fixed("/shepherd/curator/certificates/"
 pub const REVOKED_CERTIFICATES: Prefix = Prefix::fixed("/shepherd/curator/revoked-certificates/");
 /// Nodes whose certificates are all refused, by node id.
 pub const REVOKED_NODES: Prefix = Prefix::fixed("/shepherd/curator/revoked-nodes/");
+/// Keys of owners that were removed, by the key in hexadecimal digits.
+pub const REVOKED_OWNERS: Prefix = Prefix::fixed("/shepherd/curator/revoked-owners/");
 /// Candidates for leading, by the lease of each in hexadecimal digits.
 pub const LEADER: Prefix = Prefix::fixed("/shepherd/curator/leader/");
 /// What there is one of: `cluster`, `authority`.
@@ -35,8 +37,17 @@ pub const RECONCILER_STATUS: &str = "/kubernetes/reconciler/status";
 pub const RECONCILER_LEADER: Prefix = Prefix::fixed("/kubernetes/reconciler/leader/");
 
 /// Every prefix of the curator.
-pub const ALL: [&Prefix; 8] =
-    [&NODES, &TICKETS, &DECLARATIONS, &CERTIFICATES, &REVOKED_CERTIFICATES, &REVOKED_NODES, &LEADER, &GLOBAL];
+pub const ALL: [&Prefix; 9] = [
+    &NODES,
+    &TICKETS,
+    &DECLARATIONS,
+    &CERTIFICATES,
+    &REVOKED_CERTIFICATES,
+    &REVOKED_NODES,
+    &REVOKED_OWNERS,
+    &LEADER,
+    &GLOBAL,
+];
 
 /// What the keys of one kind of thing begin with: words between slashes, with one at either end.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 
 use tonic::{Code, Status};
 
+use crate::curator::cluster::OwnerKeyRefusal;
 use crate::curator::pki::PkiError;
 use crate::curator::{labels, life_cycle, permissions, roles, tickets};
 use crate::etcd::client::EtcdError;
@@ -106,6 +107,12 @@ impl From<WriteError> for Failure {
             WriteError::Changed { changed, .. } => Self::Changed(changed.join(", ")),
             WriteError::Etcd(error) => Self::Etcd(error),
         }
+    }
+}
+
+impl From<OwnerKeyRefusal> for Failure {
+    fn from(refusal: OwnerKeyRefusal) -> Self {
+        Self::refused(refusal.code(), refusal.to_string())
     }
 }
 

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Status};
 
 use crate::curator::clock::Clock;
-use crate::curator::cluster::Cluster;
+use crate::curator::cluster::{Cluster, OwnerKeyRefusal};
 use crate::curator::credential::{Credential, Holder};
 use crate::curator::health::Heartbeats;
 use crate::curator::life_cycle;
@@ -99,7 +99,7 @@ pub struct Leading {
     pub store: Store,
     /// The records as they were last seen.
     pub view: Arc<View>,
-    /// The cluster.
+    /// The cluster as it was when this began. Its owners' keys may be others by now.
     pub cluster: Cluster,
     /// Its authority.
     pub authority: Authority,
@@ -245,6 +245,9 @@ impl Leading {
             return Err(Failure::invalid(
                 "the certificate would expire at once; say how long it is to be good for",
             ));
+        }
+        if self.view.seen().revocations.owners.contains(key) {
+            return Err(OwnerKeyRefusal::Removed(*key).into());
         }
         let validity = Validity::starting(self.clock.now(), lifetime);
         let issued = self.authority.issue_owner(name, key, Serial::new(rand::random()), validity)?;

@@ -20,7 +20,7 @@ use crate::curator::cluster::{self, Cluster};
 use crate::curator::credential::{Credential, Revocation};
 use crate::curator::membership::Nodes;
 use crate::curator::node::Node;
-use crate::curator::node_id::NodeId;
+use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::pki::{Authority, Serial};
 use crate::curator::service::failure::Failure;
 use crate::curator::tickets::{Ticket, TicketId};
@@ -134,6 +134,12 @@ impl Store {
     /// Whether all certificates of a node are refused.
     pub async fn is_revoked(&self, node: NodeId) -> Result<bool, Failure> {
         let key = Revocation::Node(node).etcd_key()?;
+        Ok(self.one(key, Revocation::decode).await?.is_some())
+    }
+
+    /// Whether an owner's key was removed.
+    pub async fn is_removed(&self, owner: PublicKey) -> Result<bool, Failure> {
+        let key = Revocation::Owner(owner).etcd_key()?;
         Ok(self.one(key, Revocation::decode).await?.is_some())
     }
 

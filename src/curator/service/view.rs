@@ -14,7 +14,9 @@ use crate::curator::node::{Node, State};
 use crate::curator::peer::Revocations;
 use crate::curator::service::chronicle::Chronicle;
 use crate::etcd::client::Client;
-use crate::etcd::key_space::{DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATES, REVOKED_NODES};
+use crate::etcd::key_space::{
+    DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS,
+};
 use crate::etcd::namespace::Keys;
 use crate::etcd::record::RecordError;
 use crate::etcd::value::{Event, Follower};
@@ -93,13 +95,15 @@ impl View {
         let revocation = |key: &str, value: &[u8]| Revocation::decode(key, value).map(Followed::Revocation);
         let mut certificates = follower(client, &REVOKED_CERTIFICATES, revocation);
         let mut revoked_nodes = follower(client, &REVOKED_NODES, revocation);
-        let mut backlogs = 4;
+        let mut removed_owners = follower(client, &REVOKED_OWNERS, revocation);
+        let mut backlogs = 5;
         loop {
             let event = tokio::select! {
                 event = nodes.next() => event,
                 event = declarations.next() => event,
                 event = certificates.next() => event,
                 event = revoked_nodes.next() => event,
+                event = removed_owners.next() => event,
             };
             match event {
                 Ok(Event::Put { value, .. }) => self.put(value),
@@ -138,6 +142,9 @@ impl View {
                         Revocation::Node(node) => {
                             seen.revocations.nodes.insert(node);
                         }
+                        Revocation::Owner(key) => {
+                            seen.revocations.owners.insert(key);
+                        }
                     }
                 }
             }
@@ -158,6 +165,8 @@ impl View {
                 seen.revocations.serials.remove(&serial);
             } else if let Some(id) = Revocation::node_of(key) {
                 seen.revocations.nodes.remove(&id);
+            } else if let Some(key) = Revocation::owner_of(key) {
+                seen.revocations.owners.remove(&key);
             }
         }
         self.tell(node.is_some());

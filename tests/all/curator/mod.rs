@@ -6,6 +6,7 @@ mod consensus;
 mod heartbeats;
 mod leading;
 mod life;
+mod owner_keys;
 mod restoring;
 mod snapshots;
 mod watches;

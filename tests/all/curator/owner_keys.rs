@@ -1,0 +1,141 @@
+//! Owners' keys: one comes beside another, and the other goes for ever.
+
+use anyhow::Result;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
+use shepherd::proto::curator::v1::management_client::ManagementClient;
+use shepherd::proto::curator::v1::tickets_client::TicketsClient;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use super::cluster::{AN_HOUR_MS, Cluster, Holder, Wanted, refusal};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::in_time;
+
+const CLAIM: wire::ClaimOwnerRequest = wire::ClaimOwnerRequest { lifetime_ms: AN_HOUR_MS };
+
+async fn claim(
+    cluster: &Cluster,
+    number: usize,
+    owner: &Holder,
+) -> Result<Result<Response<wire::IssueOwnerResponse>, Status>> {
+    let channel = cluster.channel(number, Some(owner.itself()?))?;
+    Ok(CredentialsClient::new(channel).claim_owner(CLAIM).await)
+}
+
+async fn claimed(cluster: &Cluster, number: usize, owner: &Holder) -> Result<Channel> {
+    let certificate = claim(cluster, number, owner).await??.into_inner().certificate;
+    cluster.channel(number, Some(owner.with(&certificate)?))
+}
+
+fn add(owner: &Holder) -> wire::AddOwnerKeyRequest {
+    wire::AddOwnerKeyRequest { public_key: owner.key.0.to_vec() }
+}
+
+fn remove(owner: &Holder) -> wire::RemoveOwnerKeyRequest {
+    wire::RemoveOwnerKeyRequest { public_key: owner.key.0.to_vec() }
+}
+
+#[tokio::test]
+async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let (old, new) = (&cluster.owner, Holder::new()?);
+    let by_old = claimed(&cluster, 0, old).await?;
+    let (code, said) = refusal(claim(&cluster, 0, &new).await?)?;
+    assert_eq!((code, said.contains("not that of an owner")), (Code::PermissionDenied, true), "{said}");
+
+    // Beside the old one, in the leadership that began with the old one alone.
+    let mut credentials = CredentialsClient::new(by_old.clone());
+    for _ in 0..2 {
+        credentials.add_owner_key(add(&new)).await?;
+    }
+    let by_new = claimed(&cluster, 0, &new).await?;
+    claimed(&cluster, 0, old).await?;
+
+    // Nothing goes before another one is seen to work, and never the last.
+    let (code, said) = refusal(credentials.remove_owner_key(remove(old)).await)?;
+    assert_eq!(
+        (code, said.contains("the one that this call was made with")),
+        (Code::FailedPrecondition, true),
+        "{said}"
+    );
+    claimed(&cluster, 0, old).await?;
+
+    // Something that stands on the old one is cut, and nothing is left to it.
+    let mut open = shepherd::proto::curator::v1::nodes_client::NodesClient::new(by_old.clone())
+        .watch_all(wire::WatchAllRequest {})
+        .await?
+        .into_inner();
+    open.message().await?;
+    let mut credentials = CredentialsClient::new(by_new.clone());
+    for _ in 0..2 {
+        credentials.remove_owner_key(remove(old)).await?;
+    }
+    let cut = in_time("the end of what was open", async {
+        loop {
+            match open.message().await {
+                Ok(Some(_)) => {}
+                ended => break ended,
+            }
+        }
+    });
+    assert_eq!(cut.await?.map_err(|status| status.code()), Err(Code::Unauthenticated));
+    let (code, said) = refusal(claim(&cluster, 0, old).await?)?;
+    assert_eq!((code, said.contains("not that of an owner")), (Code::PermissionDenied, true), "{said}");
+    let mut tickets = TicketsClient::new(by_old.clone());
+    let (code, said) = refusal(tickets.list(wire::ListTicketsRequest {}).await)?;
+    assert_eq!((code, said.contains("was removed")), (Code::Unauthenticated, true), "{said}");
+
+    // Nor does it come back: not as a key, not by a certificate that another owner hands on.
+    let (code, said) = refusal(credentials.add_owner_key(add(old)).await)?;
+    assert_eq!((code, said.contains("never comes back")), (Code::FailedPrecondition, true), "{said}");
+    let handed_on = wire::IssueOwnerRequest {
+        public_key: old.key.0.to_vec(),
+        name: "kim".to_owned(),
+        lifetime_ms: AN_HOUR_MS,
+    };
+    assert_eq!(refusal(credentials.issue_owner(handed_on).await)?.0, Code::FailedPrecondition);
+    let listed = credentials.list(wire::ListCredentialsRequest {}).await?.into_inner().credentials;
+    let of =
+        |owner: &Holder| listed.iter().filter(move |kept| kept.public_key == owner.key.0).collect::<Vec<_>>();
+    assert!(of(old).len() == 3 && of(old).iter().all(|kept| kept.revoked), "{:?}", of(old));
+    assert!(of(&new).len() == 1 && !of(&new)[0].revoked, "{:?}", of(&new));
+
+    // A person has a certificate and no key: a cluster that nobody could order anything is none.
+    let kim = Holder::new()?;
+    let issued = wire::IssueOwnerRequest {
+        public_key: kim.key.0.to_vec(),
+        name: "kim".to_owned(),
+        lifetime_ms: AN_HOUR_MS,
+    };
+    let issued = credentials.issue_owner(issued).await?.into_inner();
+    let mut by_kim = CredentialsClient::new(cluster.channel(0, Some(kim.with(&issued.certificate)?))?);
+    let (code, said) = refusal(by_kim.remove_owner_key(remove(&new)).await)?;
+    assert_eq!((code, said.contains("the last owner's")), (Code::FailedPrecondition, true), "{said}");
+    for odd in [vec![], vec![7; 31]] {
+        let request = wire::AddOwnerKeyRequest { public_key: odd };
+        assert_eq!(refusal(credentials.add_owner_key(request).await)?.0, Code::InvalidArgument);
+    }
+    Ok(())
+}
+
+/// What was removed is known to whoever leads next, and what was added too.
+#[tokio::test]
+async fn next_leader_knows_whose_keys_they_are() -> TestResult {
+    let mut cluster = Cluster::start_with(Wanted { size: 2, ..Wanted::default() }).await?;
+    let leads = cluster.until_one_leads(None).await?;
+    let new = Holder::new()?;
+    let by_old = claimed(&cluster, leads, &cluster.owner).await?;
+    let certificate = claim(&cluster, leads, &cluster.owner).await??.into_inner().certificate;
+    CredentialsClient::new(by_old).add_owner_key(add(&new)).await?;
+    let by_new = claimed(&cluster, leads, &new).await?;
+    CredentialsClient::new(by_new).remove_owner_key(remove(&cluster.owner)).await?;
+    cluster.stop(leads).await?;
+    let next = cluster.until_one_leads(Some(leads)).await?;
+    let by_old = cluster.channel(next, Some(cluster.owner.with(&certificate)?))?;
+    let asked = ManagementClient::new(by_old).get_cluster(wire::GetClusterRequest {}).await;
+    assert_eq!(refusal(asked)?.0, Code::Unauthenticated);
+    assert_eq!(refusal(claim(&cluster, next, &cluster.owner).await?)?.0, Code::PermissionDenied);
+    claimed(&cluster, next, &new).await?;
+    Ok(())
+}
