@@ -1,1 +1,1 @@
-DELETE FROM sealed_secret WHERE name = $1
+DELETE FROM sealed_secret WHERE name = $1 OR starts_with(name, $1 || '/')

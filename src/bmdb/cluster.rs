@@ -72,6 +72,12 @@ pub struct ClusterLine {
     pub restoring_from: Option<Uuid>,
     /// As whom.
     pub restoring_by: Option<String>,
+    /// Since when the shepherd's key for it is in force, once it is founded.
+    pub key_since: Option<Timestamp>,
+    /// Who wants that replaced.
+    pub key_asked_by: Option<String>,
+    /// Since when its curators refuse every key that the shepherd has.
+    pub keys_refused_since: Option<Timestamp>,
 }
 
 /// A machine of a cluster with everything that is known of it there.
@@ -214,6 +220,9 @@ pub async fn clusters(tx: &mut PgConnection, name: Option<&str>) -> Result<Vec<C
                 }),
                 restoring_from: row.restoring_from,
                 restoring_by: row.restoring_by,
+                key_since: row.key_since,
+                key_asked_by: row.key_asked_by,
+                keys_refused_since: row.keys_refused_since,
             })
         })
         .collect()
@@ -318,6 +327,9 @@ pub fn view(found: &ClusterAndMachines) -> ClusterView {
         restored_at: cluster.restored_at,
         restoring_from: cluster.restoring_from.map(|id| id.to_string()),
         restoring_by: cluster.restoring_by.clone(),
+        key_since: cluster.key_since,
+        key_asked_by: cluster.key_asked_by.clone(),
+        keys_refused_since: cluster.keys_refused_since,
         waits: cluster.waits.clone(),
         machines: machines.iter().map(machine_view).collect(),
         declarations: declarations.clone(),

@@ -15,6 +15,8 @@ use crate::bmdb::cluster::{ClusterLine, clusters, locked, machines, no_such, par
 use crate::bmdb::cluster_candidates::is_free;
 #[cfg(feature = "shepherd")]
 use crate::bmdb::cluster_credential::revoke_again;
+#[cfg(feature = "shepherd")]
+use crate::bmdb::cluster_key::remove_keys_again;
 use crate::bmdb::cluster_snapshot::snapshots;
 #[cfg(feature = "shepherd")]
 use crate::bmdb::cluster_work::done_with;
@@ -107,6 +109,7 @@ impl Bmdb {
                     .doing(doing)?;
                 if restored.is_some() {
                     revoke_again(tx, cluster).await?;
+                    remove_keys_again(tx, cluster).await?;
                 }
                 let told = restored.map(|_| ("ClusterRestored", "it is the first node of it"));
                 done_with(tx, machine, told, doing).await

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::bmdb::cluster::{ClusterAndMachines, clusters, with_all};
 use crate::bmdb::cluster_candidates::page;
 use crate::bmdb::cluster_credential::remove_credentials;
+use crate::bmdb::cluster_key::forget_former_keys;
 use crate::bmdb::cluster_snapshot::remove_snapshots;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
@@ -262,7 +263,7 @@ impl Bmdb {
         .await
     }
 
-    /// Forgets a cluster that has ended, with its secrets.
+    /// Forgets a cluster that has ended, with its secrets, and whatever is sealed below their names.
     pub async fn remove_cluster(
         &self,
         lease: &NamedLease,
@@ -276,6 +277,7 @@ impl Bmdb {
                 lock_lease(tx, &lease).await?;
                 remove_snapshots(tx, cluster).await?;
                 remove_credentials(tx, cluster).await?;
+                forget_former_keys(tx, cluster).await?;
                 sqlx::query_file!("sql/cluster/remove_left_nodes.sql", cluster)
                     .execute(&mut *tx)
                     .await

@@ -179,6 +179,7 @@ impl Bmdb {
             name: row.name,
             founded_at: row.founded_at,
             snapshot_at: row.taken_at,
+            keys_refused_since: row.keys_refused_since,
         });
         Ok(clusters.collect())
     }

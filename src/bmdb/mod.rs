@@ -49,6 +49,7 @@ pub mod cluster;
 mod cluster_candidates;
 pub mod cluster_credential;
 pub mod cluster_declaration;
+pub mod cluster_key;
 pub mod cluster_restore;
 pub mod cluster_snapshot;
 #[cfg(feature = "shepherd")]

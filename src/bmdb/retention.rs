@@ -11,6 +11,7 @@
 //! | `cluster` | one per cluster that there is |
 //! | `cluster_credential` | those in force, and those that ended within a day; 100 per cluster |
 //! | `cluster_declaration` | one per role that is declared to a cluster, 64 at most |
+//! | `cluster_former_key` | one per key of the shepherd for a cluster that was replaced since the oldest snapshot that is kept |
 //! | `cluster_left_node` | one per machine that left a cluster since the oldest snapshot of it that is kept |
 //! | `cluster_snapshot`, `cluster_snapshot_chunk` | as many per cluster as the policy keeps, each with a chunk per 512 KiB, 128 at most |
 //! | `cluster_order` | one per machine that was ever asked about a cluster |
@@ -20,7 +21,7 @@
 //! | `loop_pause` | one per loop and provider that was ever paused and not resumed |
 //! | `fleet_listening` | one per shard: 16 |
 //! | `policy`, `bmdb_identity`, `migration_lock` | fixed |
-//! | `sealed_secret` | one, and one per cluster that there is |
+//! | `sealed_secret` | one, and for each cluster that there is its key, the next one and the former ones |
 //! | `history` | what is written within the retention time, and a newer fence per machine until it is declared |
 //! | `intent` | what is settled within it, and what is open |
 //! | `session` | what is closed within it, and what is open or holds something |
@@ -66,7 +67,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 52] = [
+pub const TABLES: [&str; 53] = [
     "access_credential",
     "approval",
     "artefact",
@@ -77,6 +78,7 @@ pub const TABLES: [&str; 52] = [
     "cluster",
     "cluster_credential",
     "cluster_declaration",
+    "cluster_former_key",
     "cluster_left_node",
     "cluster_order",
     "cluster_snapshot",

@@ -1,5 +1,5 @@
 //! `cluster create|get|describe|scale|declare|undeclare|roles|approve|snapshot|snapshots|restore|
-//! credentials|delete`: clusters of machines.
+//! credentials|rotate-key|delete`: clusters of machines.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use crate::bmdb::action::Done;
 use crate::bmdb::cluster::{Change, target, view, with_machines};
 use crate::cli::again;
 use crate::cli::cluster_credentials::{CredentialsCommand, credentials_command};
+use crate::cli::cluster_keys;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
@@ -69,6 +70,9 @@ pub enum ClusterCommand {
     /// Certificates with which people speak to the curators of a cluster
     #[command(subcommand)]
     Credentials(CredentialsCommand),
+    /// Have the shepherd's own key for a cluster replaced now
+    #[command(after_help = examples::CLUSTER_ROTATE_KEY)]
+    RotateKey(RotateClusterKey),
     /// End a cluster: its machines leave it, and what they keep of it is removed
     #[command(after_help = examples::CLUSTER_DELETE)]
     Delete(DeleteCluster),
@@ -205,6 +209,17 @@ pub struct SnapshotCluster {
     pub reason: String,
 }
 
+/// A cluster for which the shepherd is to have another key.
+#[derive(Debug, Args)]
+pub struct RotateClusterKey {
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
 /// A cluster to bring back.
 #[derive(Debug, Args)]
 pub struct RestoreCluster {
@@ -277,6 +292,9 @@ fn cluster(said: v1::Cluster) -> Result<ClusterView, CliError> {
         restored_at: said.restored_at.and_then(moment),
         restoring_from: said.restoring_from,
         restoring_by: said.restoring_by,
+        key_since: said.key_since.and_then(moment),
+        key_asked_by: said.key_asked_by,
+        keys_refused_since: said.keys_refused_since.and_then(moment),
         voters: said.voters,
         voters_reached: said.voters_reached,
         waits: said.waits,
@@ -353,6 +371,7 @@ pub async fn cluster_command(
         ClusterCommand::Snapshot(asked) => snapshots::ask(source, asked, format).await,
         ClusterCommand::Snapshots(of) => snapshots::list(source, &of.name, format).await,
         ClusterCommand::Restore(asked) => snapshots::restore(source, asked, format).await,
+        ClusterCommand::RotateKey(asked) => cluster_keys::rotate(source, asked, format).await,
         ClusterCommand::Credentials(command) => credentials_command(source, command, format).await,
         ClusterCommand::Delete(asked) => delete(source, asked, format).await,
     }
@@ -439,6 +458,9 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
     }
     if let (Some(from), Some(by)) = (&cluster.restoring_from, &cluster.restoring_by) {
         line("restoring", &format!("from snapshot {from}, as {by} ordered"));
+    }
+    if let Some(key) = cluster_keys::told(cluster, now) {
+        line("shepherd's key", &key);
     }
     for declared in &cluster.declarations {
         let withdrawn = if declared.withdrawn { ", withdrawn" } else { "" };

@@ -138,6 +138,14 @@ Example:
 
 One is taken every hour in any case, and when other machines are of the control plane than before.";
 
+/// `cluster rotate-key`.
+pub const CLUSTER_ROTATE_KEY: &str = "\
+Example:
+  shepherdctl cluster rotate-key ams --reason 'a backup of the database is lost'
+
+The curators take the next key before they refuse the one before, and every certificate for it. It is replaced every
+thirty days in any case, or as --cluster_key_rotation says. People's certificates stay as they are.";
+
 /// `cluster snapshots`.
 pub const CLUSTER_SNAPSHOTS: &str = "\
 Example:

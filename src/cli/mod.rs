@@ -15,6 +15,7 @@ pub mod budgets;
 pub mod bundle;
 pub mod cluster;
 mod cluster_credentials;
+mod cluster_keys;
 pub mod command;
 pub mod contexts;
 pub mod declaration;

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::model::backoff::Backoff;
+use crate::model::cluster::key::DEFAULT_ROTATION;
 use crate::model::cluster::snapshot::SnapshotPolicy;
 use crate::model::order_limits::OrderLimits;
 use crate::model::process::Process;
@@ -71,6 +72,9 @@ pub struct Policy {
     pub second_person: SecondPerson,
     /// When snapshots of clusters are taken, and which are kept.
     pub cluster_snapshots: SnapshotPolicy,
+    /// How old the shepherd's key for a cluster becomes before another one takes its place; zero: as old as nobody orders
+    /// otherwise.
+    pub cluster_key_rotation: Span,
 }
 
 /// One step of the recovery ladder.
@@ -229,6 +233,7 @@ impl Default for Policy {
             order_limits: OrderLimits::default(),
             second_person: SecondPerson::default(),
             cluster_snapshots: SnapshotPolicy::default(),
+            cluster_key_rotation: DEFAULT_ROTATION,
         }
     }
 }

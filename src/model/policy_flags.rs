@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use clap::{Args, CommandFactory as _, Parser};
 
+use crate::model::cluster::key::check_rotation;
 use crate::model::cluster::snapshot::MOST_KEPT;
 use crate::model::policy::{Disturbance, Policy, Rung};
 use crate::model::process::Process;
@@ -84,6 +85,9 @@ pub struct PolicyFlags {
     /// Of how many days one snapshot of each cluster is kept besides. [default: 7]
     #[arg(long, value_name = "COUNT")]
     pub cluster_snapshot_days: Option<u32>,
+    /// How old the shepherd's key for a cluster becomes before it is replaced; 0s: never by itself. [default: 30d]
+    #[arg(long, value_name = "SPAN")]
+    pub cluster_key_rotation: Option<Span>,
 }
 
 /// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
@@ -144,6 +148,7 @@ impl PolicyFlags {
         set(self.cluster_snapshot_interval.as_ref(), &mut snapshots.interval);
         set(self.cluster_snapshots_kept.as_ref(), &mut snapshots.newest);
         set(self.cluster_snapshot_days.as_ref(), &mut snapshots.days);
+        set(self.cluster_key_rotation.as_ref(), &mut policy.cluster_key_rotation);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
         set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
@@ -176,6 +181,9 @@ impl PolicyFlags {
             return Err(format!(
                 "--history_retention {kept} does not last until the morning; give at least 1d"
             ));
+        }
+        if let Some(every) = policy.cluster_key_rotation {
+            check_rotation(every).map_err(|said| format!("--cluster_key_rotation {said}"))?;
         }
         for (flag, count, least) in [
             ("--cluster_snapshots_kept", policy.cluster_snapshots_kept, 1),
@@ -325,6 +333,10 @@ mod tests {
             (
                 PolicyFlags { cluster_snapshots_kept: Some(0), ..none() },
                 "--cluster_snapshots_kept 0 cannot be: give a number from 1",
+            ),
+            (
+                PolicyFlags { cluster_key_rotation: span("1m"), ..none() },
+                "--cluster_key_rotation 1m is too short for a key: give at least 1h",
             ),
         ] {
             let refused = policy.check().unwrap_err();

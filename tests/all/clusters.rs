@@ -16,7 +16,7 @@ use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, endpoint};
 /// A fleet whose machines can be nodes.
 pub(crate) struct Field {
     pub(crate) fleet: Fleet,
-    _shepherd: Program,
+    pub(crate) shepherd: Option<Program>,
     // Behind the fleet: what is left of nodes goes when the simulator is gone.
     nodes: Nodes,
 }
@@ -48,7 +48,7 @@ fn children(disk: &std::path::Path) -> Vec<std::path::PathBuf> {
 
 const UNDISTURBED: &str = "SELECT count(*) = 0 FROM intent WHERE kind <> 'create'";
 
-const FLAGS: [&str; 4] = [
+pub(crate) const FLAGS: [&str; 4] = [
     "--heartbeat_interval=1s",
     "--recovery_first_heartbeat_timeout=20s",
     "--recovery_silence_timeout=15s",
@@ -75,7 +75,7 @@ impl Field {
         let shepherd = fleet.shepherd("shepherd", &[endpoint()?], &FLAGS)?;
         fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
         fleet.until("all are Ready", ALL_READY).await?;
-        Ok(Self { fleet, _shepherd: shepherd, nodes })
+        Ok(Self { fleet, shepherd: Some(shepherd), nodes })
     }
 
     pub(crate) fn ctl(&self, arguments: &[&str]) -> Result<String> {

@@ -21,6 +21,7 @@ mod callback;
 mod checker;
 mod cli;
 mod cluster_credentials;
+mod cluster_keys;
 mod cluster_model;
 mod cluster_restore;
 mod clusters;

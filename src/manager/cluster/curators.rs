@@ -1,8 +1,9 @@
 //! What the shepherd says to the curators of a cluster, and what they answer.
 //!
 //! The shepherd is an owner of the cluster: the cluster was founded with the public half of a key that is sealed in the
-//! BMDB. By that key alone it may do one thing, claim a certificate, and what it claims lasts for an hour and is kept in
-//! memory. Whoever holds the cluster's lease next claims another one. Nothing here is more than the curators' contract
+//! BMDB, and [replaced](crate::model::cluster::key) there from time to time. By that key alone it may do one thing, claim a
+//! certificate, and what it claims lasts for an hour and is kept in memory. Whoever holds the cluster's lease next claims
+//! another one. Nothing here is more than the curators' contract
 //! allows any owner.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,7 @@ use secrecy::{ExposeSecret as _, SecretSlice};
 use tonic::{Code, Status};
 use uuid::Uuid;
 
+use crate::bmdb::cluster_key::current_secret;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::secret::{SecretError, SecretsKey};
@@ -26,6 +28,7 @@ use crate::curator::snapshot::{LIMIT, Snapshot, SnapshotError, digest_of};
 use crate::curator::tls::{certified, client_config};
 use crate::model::cluster::credential::Issued;
 use crate::model::cluster::declared::{ServiceView, known};
+use crate::model::cluster::key::{Public, Which};
 use crate::model::cluster::state::{EtcdMember, Founded, Health, Node, NodeState, Seen};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::credentials_client::CredentialsClient;
@@ -84,20 +87,23 @@ pub enum CuratorError {
     /// What is to be asked of a machine cannot be.
     #[error("{0}")]
     Order(&'static str),
+    /// None of the shepherd's keys is taken.
+    #[error(
+        "claiming a certificate of the cluster: its curators refuse every key that the shepherd has for it ({tried} were \
+         tried); see docs/issues/cluster-key-refused.md"
+    )]
+    AllRefused {
+        /// How many there are.
+        tried: usize,
+    },
     /// Something was answered that cannot be.
     #[error("a curator said something that cannot be: {0}")]
     Odd(String),
 }
 
-/// Name under which the owner's key of a cluster is sealed.
-#[must_use]
-pub fn owner_secret(cluster: Uuid) -> String {
-    format!("cluster/{cluster}/owner")
-}
-
-/// The shepherd's key as an owner of a cluster, made when there is none.
+/// The shepherd's key as an owner of a cluster that is in force, made when there is none.
 pub async fn owner_key(bmdb: &Bmdb, secrets: &SecretsKey, cluster: Uuid) -> Result<Identity, CuratorError> {
-    let name = owner_secret(cluster);
+    let name = current_secret(cluster);
     let made = secrets.get_or_create(bmdb, &name, || {
         let key = Identity::generate().map_err(|error| error.to_string())?;
         Ok(SecretSlice::from(key.pkcs8().to_vec()))
@@ -109,6 +115,8 @@ pub async fn owner_key(bmdb: &Bmdb, secrets: &SecretsKey, cluster: Uuid) -> Resu
 pub struct Way {
     curators: Curators,
     validity: Option<Validity>,
+    /// By which of the shepherd's keys it was found.
+    pub by: Which,
     following: tokio::task::JoinHandle<()>,
 }
 
@@ -119,7 +127,12 @@ impl Drop for Way {
 }
 
 impl Way {
-    fn new(founded: &Founded, epoch: u64, certificate: &[u8], key: &Identity) -> Result<Self, CuratorError> {
+    fn new(
+        founded: &Founded,
+        epoch: u64,
+        certificate: &[u8],
+        (by, key): (Which, &Identity),
+    ) -> Result<Self, CuratorError> {
         let anchor = Anchor::parse(&founded.ca_certificate)?;
         let own = certified(certificate, key.pkcs8())?;
         let configure =
@@ -129,19 +142,23 @@ impl Way {
         curators.learn(founded.curators.iter().cloned());
         let follower = curators.clone();
         let following = tokio::spawn(async move { match follower.follow().await {} });
-        Ok(Self { curators, validity: Validity::read(certificate), following })
+        Ok(Self { curators, validity: Validity::read(certificate), by, following })
     }
 
-    /// Claims a certificate by the owner's key, and goes by that from then on.
+    /// Claims a certificate by one of the owner's keys, and goes by that from then on.
     ///
     /// Curators of a lower epoch than this are not followed.
-    pub async fn claim(founded: &Founded, epoch: u64, key: &Identity) -> Result<Self, CuratorError> {
-        let claiming = Self::new(founded, epoch, key.certificate_der(), key)?;
+    pub async fn claim(
+        founded: &Founded,
+        epoch: u64,
+        (by, key): (Which, &Identity),
+    ) -> Result<Self, CuratorError> {
+        let claiming = Self::new(founded, epoch, key.certificate_der(), (by, key))?;
         let lifetime_ms = u64::try_from(CERTIFICATE_LIFETIME.as_millis()).unwrap_or(u64::MAX);
         let mut credentials = CredentialsClient::new(claiming.channel());
         let asking = credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms });
         let claimed = answered("claiming a certificate of the cluster", asking).await?;
-        Self::new(founded, claiming.epoch(), &claimed.certificate, key)
+        Self::new(founded, claiming.epoch(), &claimed.certificate, (by, key))
     }
 
     /// Whether its certificate is to be claimed anew.
@@ -301,6 +318,22 @@ impl Way {
             answered("having a certificate refused", credentials.revoke(request)).await?;
         }
         Ok(())
+    }
+
+    /// Has that key take certificates from now on, beside those that may.
+    pub async fn add_owner_key(&self, key: Public) -> Result<(), CuratorError> {
+        let request = wire::AddOwnerKeyRequest { public_key: key.to_vec() };
+        let mut credentials = CredentialsClient::new(self.channel());
+        let added = credentials.add_owner_key(request);
+        answered("having another key of the shepherd taken", added).await.map(drop)
+    }
+
+    /// Has that key refused for ever, and every certificate for it.
+    pub async fn remove_owner_key(&self, key: Public) -> Result<(), CuratorError> {
+        let request = wire::RemoveOwnerKeyRequest { public_key: key.to_vec() };
+        let mut credentials = CredentialsClient::new(self.channel());
+        let removed = credentials.remove_owner_key(request);
+        answered("having a former key of the shepherd refused", removed).await.map(drop)
     }
 
     /// Takes a node out for ever.

@@ -10,11 +10,13 @@
 //! * A ticket that was made and never handed on expires within the hour, and is good for one node.
 //! * An epoch that was drawn for a machine to restore the cluster, and never handed on, is nobody's.
 //! * What curators were told and answered to nobody is seen in what they say next.
+//! * A key that was made takes the place of the one in force in a later pass, or goes on doing so.
 //!
 //! # While the loop is paused
 //!
-//! A pass looks, writes down what it would do next, and takes no step. Snapshots are taken, and certificates of people
-//! signed and refused, as ever: that disturbs nothing, and is wanted most when somebody has stopped the rest.
+//! A pass looks, writes down what it would do next, and takes no step. Snapshots are taken, certificates of people signed
+//! and refused, and the shepherd's key replaced, as ever: that disturbs nothing, and is wanted most when somebody has
+//! stopped the rest.
 //!
 //! # Who may do it
 //!
@@ -24,6 +26,7 @@
 
 mod credentials;
 pub mod curators;
+mod keys;
 mod snapshots;
 mod steps;
 
@@ -45,7 +48,7 @@ use crate::bmdb::lease::NamedLease;
 use crate::bmdb::pause::Pauses;
 use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::{Session, Sessions};
-use crate::manager::cluster::curators::{ANSWER, CuratorError, Way, owner_key};
+use crate::manager::cluster::curators::{ANSWER, CuratorError, Way};
 use crate::manager::control_loop::panic_text;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
@@ -284,6 +287,10 @@ impl Tending<'_> {
             planned.waits.push(format!("certificates of people have to wait: {error}"));
         }
         let settled = !busy && planned.is_settled();
+        // Behind that: while it waits for its curators to be of a newer release, the cluster is as it is to be.
+        if let (View::Seen(_) | View::Away(_), Some(founded)) = (&cluster.view, &cluster.founded) {
+            planned.waits.extend(self.tend_keys(founded, cluster.epoch).await?);
+        }
         self.bmdb
             .looked_at_cluster(&self.lease, self.cluster, &look_of(&cluster, &planned, settled, now))
             .await?;
@@ -302,8 +309,7 @@ impl Tending<'_> {
         }
         let asked = async {
             if self.way.is_none() {
-                let key = owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
-                self.way = Some(Way::claim(founded, found.cluster.epoch, &key).await?);
+                self.way = Some(self.claim(founded, found.cluster.epoch).await?);
             }
             match &self.way {
                 Some(way) => way.see(!found.declarations.is_empty()).await,

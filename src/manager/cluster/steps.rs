@@ -7,9 +7,8 @@ use prost::Message as _;
 use secrecy::SecretSlice;
 
 use crate::bmdb::cluster::ClusterAndMachines;
-use crate::manager::cluster::curators::{
-    CuratorError, Way, first_curator, is_authority_of, owner_key, owner_secret,
-};
+use crate::bmdb::cluster_key::current_secret;
+use crate::manager::cluster::curators::{CuratorError, Way, first_curator, is_authority_of, owner_key};
 use crate::manager::cluster::{PassError, Tending};
 use crate::model::cluster::plan::{Plan, Step, TICKET_LIFETIME};
 use crate::model::cluster::state::{Cluster, Founded, Wanted};
@@ -98,7 +97,7 @@ impl Tending<'_> {
                 self.bmdb.forget_in_cluster(&self.lease, about, *machine, how).await?;
             }
             Step::Remove => {
-                let secrets = [owner_secret(self.cluster)];
+                let secrets = [current_secret(self.cluster)];
                 self.bmdb.remove_cluster(&self.lease, self.cluster, &secrets).await?;
                 return Ok(true);
             }

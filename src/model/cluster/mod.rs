@@ -7,6 +7,7 @@
 //! * [`declared`][]: roles that operators declare to it.
 //! * [`view`][]: what people are shown.
 //! * [`disturb`][]: what a cluster says to disturbing one of its machines.
+//! * [`credential`][]: certificates of people for it. [`key`][]: the key of the shepherd, and when another takes its place.
 //! * [`restore`][]: whether it may be brought back from such a snapshot.
 //! * [`snapshot`][]: when its records are taken to be kept elsewhere, and which of them are kept.
 //! * [`quorum`][]: how many members may be disturbed.
@@ -15,6 +16,7 @@ pub mod choice;
 pub mod credential;
 pub mod declared;
 pub mod disturb;
+pub mod key;
 pub mod plan;
 pub mod quorum;
 pub mod restore;

@@ -71,6 +71,15 @@ pub struct ClusterView {
     /// As whom.
     #[serde(default)]
     pub restoring_by: Option<String>,
+    /// Since when the shepherd's key for it is in force.
+    #[serde(default)]
+    pub key_since: Option<Timestamp>,
+    /// Who wants that replaced.
+    #[serde(default)]
+    pub key_asked_by: Option<String>,
+    /// Since when its curators refuse every key that the shepherd has for it.
+    #[serde(default)]
+    pub keys_refused_since: Option<Timestamp>,
     /// What it waits for as a whole.
     pub waits: Vec<String>,
     /// Its machines, in the order in which they were chosen.

@@ -1,4 +1,4 @@
-//! What is wrong with a cluster: that nobody could bring it back as it is now.
+//! What is wrong with a cluster: that nobody could bring it back as it is now, or that it lets us in no more.
 
 use crate::model::issues::evidence::{ClusterEvidence, Evidence};
 use crate::model::issues::{Issue, Kind};
@@ -7,7 +7,24 @@ use crate::model::time::{after, between};
 
 /// Everything of this kind.
 pub(super) fn found(evidence: &Evidence) -> Vec<Issue> {
-    evidence.clusters.iter().filter_map(|cluster| snapshot_old(cluster, evidence)).collect()
+    let of = |cluster: &ClusterEvidence| [snapshot_old(cluster, evidence), key_refused(cluster, evidence)];
+    evidence.clusters.iter().flat_map(of).flatten().collect()
+}
+
+/// Its curators take none of the keys that we have for it.
+fn key_refused(cluster: &ClusterEvidence, evidence: &Evidence) -> Option<Issue> {
+    let since = cluster.keys_refused_since?;
+    let (name, lasts) = (&cluster.name, rough(between(since, evidence.at)));
+    Some(Issue::new(
+        Kind::ClusterKeyRefused,
+        format!("cluster {name}"),
+        format!("its curators have refused every key that the shepherd has for it for {lasts}"),
+        Some(since),
+        format!(
+            "bring back a later backup of the database if one was restored; otherwise `shepherdctl cluster restore {name} \
+             --bypass_quorum` from a snapshot that knows one of the keys"
+        ),
+    ))
 }
 
 /// Its last snapshot is older than several of the policy's intervals, or there never was one.

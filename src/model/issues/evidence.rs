@@ -139,6 +139,8 @@ pub struct ClusterEvidence {
     pub founded_at: Timestamp,
     /// When the last snapshot of it was taken.
     pub snapshot_at: Option<Timestamp>,
+    /// Since when its curators refuse every key that the shepherd has for it.
+    pub keys_refused_since: Option<Timestamp>,
 }
 
 /// Sessions of one component and host that expired within [`LATELY`].

@@ -67,6 +67,7 @@ pub enum Kind {
     BudgetExhausted,
     CertificateEnds,
     ClockSkew,
+    ClusterKeyRefused,
     ClusterSnapshotOld,
     CrashLoop,
     DeadRows,
@@ -94,12 +95,13 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, by name.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::AddressConflict,
         Self::Brake,
         Self::BudgetExhausted,
         Self::CertificateEnds,
         Self::ClockSkew,
+        Self::ClusterKeyRefused,
         Self::ClusterSnapshotOld,
         Self::CrashLoop,
         Self::DeadRows,
@@ -134,6 +136,7 @@ impl Kind {
             Self::BudgetExhausted => "budget-exhausted",
             Self::CertificateEnds => "certificate-ends",
             Self::ClockSkew => "clock-skew",
+            Self::ClusterKeyRefused => "cluster-key-refused",
             Self::ClusterSnapshotOld => "cluster-snapshot-old",
             Self::CrashLoop => "crash-loop",
             Self::DeadRows => "dead-rows",
@@ -164,7 +167,8 @@ impl Kind {
     #[must_use]
     pub const fn severity(self) -> Severity {
         match self {
-            Self::DuplicateKey
+            Self::ClusterKeyRefused
+            | Self::DuplicateKey
             | Self::HostKeyChanged
             | Self::NeedsHuman
             | Self::NewerFence

@@ -114,7 +114,12 @@ fn well() -> Evidence {
 }
 
 fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterEvidence {
-    ClusterEvidence { name: "ams".into(), founded_at: at(founded), snapshot_at: snapshot.map(at) }
+    ClusterEvidence {
+        name: "ams".into(),
+        founded_at: at(founded),
+        snapshot_at: snapshot.map(at),
+        keys_refused_since: None,
+    }
 }
 
 fn called(obstacle: Obstacle) -> NeedsHuman {
@@ -146,6 +151,15 @@ const CASES: &[Case] = &[
         "a cluster with a young snapshot",
         |e| e.clusters.push(cluster(NOW - 90_000, Some(NOW - 3 * 3600 + 1))),
         &[],
+    ),
+    (
+        "a cluster that refuses every key",
+        |e| {
+            let refused = Some(at(NOW - 1));
+            e.clusters
+                .push(ClusterEvidence { keys_refused_since: refused, ..cluster(NOW - 9, Some(NOW - 2)) });
+        },
+        &[("cluster-key-refused", "cluster ams")],
     ),
     ("not yet silent", |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 599)), &[]),
     (

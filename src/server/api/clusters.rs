@@ -24,6 +24,7 @@ const CHANGE: &str = "shepherd.fleet.v1.Clusters/Change";
 const DECLARE: &str = "shepherd.fleet.v1.Clusters/Declare";
 const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/Undeclare";
 const SNAPSHOT: &str = "shepherd.fleet.v1.Clusters/Snapshot";
+const ROTATE_KEY: &str = "shepherd.fleet.v1.Clusters/RotateKey";
 const RESTORE: &str = "shepherd.fleet.v1.Clusters/Restore";
 const APPROVE: &str = "shepherd.fleet.v1.Clusters/Approve";
 const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
@@ -161,6 +162,20 @@ impl Clusters for ClustersService {
         Ok(Response::new(answer(None, dry_run, &restored.await.map_err(of_bmdb)?)))
     }
 
+    async fn rotate_key(
+        &self,
+        request: Request<v1::RotateClusterKeyRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.get_ref();
+        let order = Said { rpc: ROTATE_KEY, request: asked, order: asked.order.as_ref() }
+            .read(&caller, target(&asked.name))
+            .and_then(of_no_version)?;
+        let dry_run = order.dry_run;
+        let rotated = self.site.bmdb.rotate_cluster_key(order, asked.name.clone());
+        Ok(Response::new(answer(None, dry_run, &rotated.await.map_err(of_bmdb)?)))
+    }
+
     async fn list_snapshots(
         &self,
         request: Request<v1::ListSnapshotsRequest>,
@@ -229,6 +244,9 @@ fn cluster(view: ClusterView) -> v1::Cluster {
         restored_at: view.restored_at.map(at),
         restoring_from: view.restoring_from,
         restoring_by: view.restoring_by,
+        key_since: view.key_since.map(at),
+        key_asked_by: view.key_asked_by,
+        keys_refused_since: view.keys_refused_since.map(at),
     }
 }
 

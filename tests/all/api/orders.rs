@@ -155,7 +155,7 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         }
         "Clusters/Undeclare" => json!({ "name": "ams", "role": "front" }),
         "Clusters/Approve" => json!({ "name": "ams", "machine": machine }),
-        "Clusters/Snapshot" | "Clusters/Delete" => json!({ "name": "ams" }),
+        "Clusters/Snapshot" | "Clusters/RotateKey" | "Clusters/Delete" => json!({ "name": "ams" }),
         // Nobody ever looked at it.
         "Clusters/Restore" => json!({ "name": "ams", "bypassQuorum": true }),
         "ClusterCredentials/Issue" => json!({ "name": "fra", "publicKey": "07".repeat(32), "holder": "kim" }),

@@ -1,0 +1,6 @@
+-- The next key is in force. An order from after it was made wants yet another one.
+UPDATE cluster SET key_since = clock_timestamp(), key_next = NULL, key_next_at = NULL, keys_refused_since = NULL,
+    key_asked_at = CASE WHEN key_asked_at > key_next_at THEN key_asked_at END,
+    key_asked_by = CASE WHEN key_asked_at > key_next_at THEN key_asked_by END
+WHERE cluster_id = $1 AND key_next = $2
+RETURNING cluster_id

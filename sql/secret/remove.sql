@@ -1,0 +1,1 @@
+DELETE FROM sealed_secret WHERE name = $1

@@ -1,0 +1,1 @@
+UPDATE sealed_secret SET name = $2 WHERE name = $1
