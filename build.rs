@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 22] = [
+const CONTRACTS: [&str; 23] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/curator/v1/credentials.proto",
     "shepherd/curator/v1/declarations.proto",
@@ -21,6 +21,7 @@ const CONTRACTS: [&str; 22] = [
     "shepherd/fleet/v1/cluster_credentials.proto",
     "shepherd/fleet/v1/clusters.proto",
     "shepherd/fleet/v1/fleet.proto",
+    "shepherd/fleet/v1/logs.proto",
     "shepherd/fleet/v1/loops.proto",
     "shepherd/fleet/v1/machines.proto",
     "shepherd/fleet/v1/orders.proto",

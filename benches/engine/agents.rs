@@ -74,6 +74,7 @@ pub(crate) async fn run(crew: &Path) -> Result<()> {
             hardware: Arc::new(HardwareReport::default),
             cluster: no_cluster(),
             release: shepherd::roleserver::agent::no_release(),
+            brings_logs: false,
             shepherds: None,
             observer: ignore(),
         };

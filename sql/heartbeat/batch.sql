@@ -18,6 +18,7 @@ LEFT JOIN cluster_order o
 LEFT JOIN machine_release_report p ON p.machine_id = n.machine_id
 LEFT JOIN release_order e
        ON e.machine_id = n.machine_id AND NOT e.withdrawn AND e.generation IS DISTINCT FROM p.generation
+LEFT JOIN (SELECT DISTINCT machine_id FROM log_request WHERE ended_at IS NULL) l ON l.machine_id = n.machine_id
 WHERE h.machine_id = n.machine_id AND h.boot_id = n.boot_id AND h.sequence < n.sequence
   AND d.phase_index NOT IN ('AgentStarting', 'Silent', 'Recovering', 'NeedsHuman', 'Retired')
 RETURNING h.machine_id AS "machine_id!", a.public_key AS "public_key!", w.machine_id IS NULL AS "wants_report!",
@@ -26,4 +27,4 @@ RETURNING h.machine_id AS "machine_id!", a.public_key AS "public_key!", w.machin
           q.artefact_sha256 AS "artefact_sha256?",
           o.generation AS "cluster_generation?", o.sealed AS "cluster_order?",
           e.generation AS "release_generation?", e.sha256 AS "release_sha256?",
-          e.deadline_seconds AS "release_deadline?"
+          e.deadline_seconds AS "release_deadline?", l.machine_id IS NOT NULL AS "wants_logs!"

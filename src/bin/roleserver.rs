@@ -10,10 +10,12 @@ use shepherd::model::usage::usage_sentence;
 use shepherd::roleserver::child::launch;
 use shepherd::roleserver::commands::{CommandError, enroll, metrics, run, status, supervise};
 use shepherd::roleserver::hardware::{self, Sources};
+use shepherd::roleserver::logs::own::OwnLog;
 use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::roleserver::supervision::Wish;
 use shepherd::roleserver::update::watch;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 
 /// Keeps this machine in touch with its shepherd.
 ///
@@ -127,7 +129,7 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("ROLESERVER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(std::io::stderr.and(own_log(&flags.verb)))
         .with_ansi(false)
         // A line that could not be written is reported by `eprintln!`, which panics when standard error is
         // what cannot be written to: a full disk under the log would end the agent and its supervisor.
@@ -150,34 +152,42 @@ fn execute(verb: Verb) -> Result<(), CommandError> {
     let home = home.as_deref();
     match verb {
         Verb::Enroll { place, supervision } => {
-            enroll::execute(&state_directory(place, home)?, home, supervision.into())
+            enroll::execute(&state_directory(&place, home)?, home, supervision.into())
         }
-        Verb::Run { place } => run::execute(&state_directory(place, home)?),
-        Verb::Supervise { place } => supervise::execute(&state_directory(place, home)?),
+        Verb::Run { place } => run::execute(&state_directory(&place, home)?),
+        Verb::Supervise { place } => supervise::execute(&state_directory(&place, home)?),
         Verb::WatchUpdate { place, detach } => {
-            watch::execute(&state_directory(place, home)?, detach).map_err(CommandError::failed)
+            watch::execute(&state_directory(&place, home)?, detach).map_err(CommandError::failed)
         }
         Verb::Launch => Err(CommandError::Failed(launch::execute())),
         Verb::Hardware => print(&format!("{:#?}\n", hardware::read(&Sources::host()))),
         Verb::Status { place } => {
-            let text = status::text(&state_directory(place, home)?)?;
+            let text = status::text(&state_directory(&place, home)?)?;
             print(&text)
         }
         Verb::Metrics { place } => {
-            let text = metrics::text(&state_directory(place, home)?)?;
+            let text = metrics::text(&state_directory(&place, home)?)?;
             print(&text)
         }
     }
+}
+
+/// Where the agent's lines go beside standard error. The other verbs are done when whoever called them has read theirs.
+fn own_log(verb: &Verb) -> OwnLog {
+    let Verb::Run { place } = verb else { return OwnLog::default() };
+    let directory = state_directory(place, std::env::home_dir().as_deref());
+    directory.map_or_else(|_| OwnLog::default(), |path| OwnLog::at(&StateDirectory::at(path).log_path()))
 }
 
 fn print(text: &str) -> Result<(), CommandError> {
     std::io::stdout().write_all(text.as_bytes()).map_err(CommandError::failed)
 }
 
-fn state_directory(place: Place, home: Option<&Path>) -> Result<PathBuf, CommandError> {
+fn state_directory(place: &Place, home: Option<&Path>) -> Result<PathBuf, CommandError> {
     let root = rustix::process::geteuid().is_root();
     place
         .state_dir
+        .clone()
         .map_or_else(|| StateDirectory::default_path(root, home), Ok)
         .map_err(|error| CommandError::Usage(error.to_string()))
 }

@@ -462,7 +462,13 @@ async fn store_plain(
             Some((
                 (MachineId(row.machine_id), key),
                 Plain {
-                    wants: Wants { hardware_report: row.wants_report, installation, cluster, release },
+                    wants: Wants {
+                        hardware_report: row.wants_report,
+                        installation,
+                        cluster,
+                        release,
+                        logs: row.wants_logs,
+                    },
                     known_fence: row.known_fence,
                 },
             ))

@@ -126,6 +126,8 @@ pub struct Wants {
     pub cluster: Option<PendingClusterOrder>,
     /// Become this release.
     pub release: Option<PendingRelease>,
+    /// Somebody asks for its logs ([`Bmdb::hand_logs`]).
+    pub logs: bool,
 }
 
 /// What a plain heartbeat that was stored is answered with.
@@ -432,7 +434,7 @@ async fn store(
             Some(ReleaseReport { generation, sha256: sha256.try_into().ok()?, error: row.running_error })
         }),
     };
-    let pending = (pending, asked, release);
+    let pending = (pending, asked, release, row.wants_logs);
     let event = match judge(&snapshot.facts, phase, &known, heartbeat) {
         Verdict::Unauthenticated => return Ok((Outcome::Unauthenticated, false)),
         Verdict::Retired => return Ok((Outcome::Retired, false)),
@@ -469,10 +471,11 @@ fn wants(
     facts: &MachineFacts,
     known: &Known,
     heartbeat: &Heartbeat,
-    (asked, about_cluster, release): (
+    (asked, about_cluster, release, logs): (
         Option<PendingInstallation>,
         Option<PendingClusterOrder>,
         Option<PendingRelease>,
+        bool,
     ),
 ) -> Wants {
     let reported = facts.installation_report.map(|report| report.generation);
@@ -485,6 +488,7 @@ fn wants(
         cluster: about_cluster
             .filter(|asked| standing.is_none_or(|standing| standing.generation != asked.generation)),
         release: release.filter(|asked| running.is_none_or(|running| running.generation != asked.generation)),
+        logs,
     }
 }
 

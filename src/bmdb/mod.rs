@@ -76,6 +76,7 @@ pub mod lease;
 mod left_phases;
 pub mod listing;
 pub mod live;
+pub mod log_request;
 pub mod look;
 pub mod metric_book;
 pub mod metrics;

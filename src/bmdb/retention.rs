@@ -14,6 +14,7 @@
 //! | `cluster_former_key` | one per key of the shepherd for a cluster that was replaced since the oldest snapshot that is kept |
 //! | `cluster_left_node` | one per machine that left a cluster since the oldest snapshot of it that is kept |
 //! | `cluster_snapshot`, `cluster_snapshot_chunk` | as many per cluster as the policy keeps, each with a chunk per 512 KiB, 128 at most |
+//! | `log_request`, `log_part` | 64 that have not ended, each with 1 MiB at the most; those that nobody came for go after five minutes |
 //! | `cluster_order` | one per machine that was ever asked about a cluster |
 //! | `named_lease` | one per provider ever configured, per cluster that there is, per kind of disturbance, and for roll-outs |
 //! | `provider_state` | one per provider ever configured |
@@ -33,7 +34,8 @@
 //! | `fleet_sample` | one a minute for thirty days |
 //!
 //! `history`, `intent`, `session`, `audit`, `approval` and `fleet_sample` are the ones that time alone makes grow, and
-//! [`Bmdb::forget`] is what keeps them to their bounds. What was begun of an artefact is deleted with them. A machine that
+//! [`Bmdb::forget`] is what keeps them to their bounds. What was begun of an artefact is deleted with them, and so is what
+//! nobody came for of a machine's log. A machine that
 //! left is kept: its row is what refuses whoever comes back with its name.
 //!
 //! # What is never deleted
@@ -62,12 +64,15 @@
 //! all, so a shepherd that was frozen in the middle does no harm when it goes on. None of it acts for a
 //! session. Two that meet wait for each other's batch, or leave it.
 
+use sqlx::postgres::PgQueryResult;
+
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::log_request::KEPT_MS as LOGS_KEPT_MS;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 53] = [
+pub const TABLES: [&str; 55] = [
     "access_credential",
     "approval",
     "artefact",
@@ -87,6 +92,8 @@ pub const TABLES: [&str; 53] = [
     "fleet_sample",
     "history",
     "intent",
+    "log_part",
+    "log_request",
     "loop_pause",
     "machine",
     "machine_agent_heartbeat",
@@ -156,11 +163,15 @@ pub enum Retained {
     Pieces,
     /// Artefacts that nobody brought to their end.
     Begun,
+    /// Parts of machines' logs that nobody came for.
+    LogParts,
+    /// Requests for logs that nobody came for.
+    Logs,
 }
 
 impl Retained {
     /// In the order in which they are deleted: history names sessions, and pieces their artefacts.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::History,
         Self::Intents,
         Self::Sessions,
@@ -169,13 +180,15 @@ impl Retained {
         Self::Samples,
         Self::Pieces,
         Self::Begun,
+        Self::LogParts,
+        Self::Logs,
     ];
 
     /// Most rows of it that one statement deletes.
     #[must_use]
     pub const fn batch(self) -> i64 {
         match self {
-            Self::Pieces => MOST_PIECES,
+            Self::Pieces | Self::LogParts => MOST_PIECES,
             _ => BATCH,
         }
     }
@@ -192,6 +205,8 @@ impl Retained {
             Self::Samples => "fleet_sample",
             Self::Pieces => "artefact_chunk",
             Self::Begun => "artefact",
+            Self::LogParts => "log_part",
+            Self::Logs => "log_request",
         }
     }
 }
@@ -279,11 +294,30 @@ impl Bmdb {
                 })
                 .await
             }
+            Retained::LogParts => self.forget_parts_of_logs(most).await,
+            Retained::Logs => self.forget_logs().await,
         };
         match deleted {
             Ok(done) => Ok(done.rows_affected()),
             Err(error) if error.is_lock_not_available() => Ok(0),
             Err(error) => Err(error),
         }
+    }
+    async fn forget_parts_of_logs(&self, most: i64) -> Result<PgQueryResult, BmdbError> {
+        self.statement("deleting parts of logs", move |connection| {
+            Box::pin(async move {
+                sqlx::query_file!("sql/retention/log_parts.sql", LOGS_KEPT_MS, most).execute(connection).await
+            })
+        })
+        .await
+    }
+
+    async fn forget_logs(&self) -> Result<PgQueryResult, BmdbError> {
+        self.statement("deleting requests for logs", move |connection| {
+            Box::pin(async move {
+                sqlx::query_file!("sql/retention/log_requests.sql", LOGS_KEPT_MS).execute(connection).await
+            })
+        })
+        .await
     }
 }

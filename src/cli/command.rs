@@ -13,6 +13,7 @@ use crate::cli::bundle::Debug;
 use crate::cli::cluster::ClusterCommand;
 use crate::cli::examples;
 use crate::cli::filter::Filters;
+use crate::cli::logs::Logs;
 use crate::cli::loops::Loops;
 use crate::cli::many::{Label, MANY, Quarantine, Selection, Unlabel};
 use crate::cli::output::Output;
@@ -152,6 +153,9 @@ pub enum FleetCommand {
     /// Show what happened to a machine, newest first
     #[command(after_help = examples::TIMELINE)]
     Timeline(Timeline),
+    /// Show the last lines of a log of a machine, or which logs it has
+    #[command(after_help = examples::LOGS)]
+    Logs(Logs),
     /// Say what the loops would do next, and when, before they do it
     #[command(after_help = examples::PLAN)]
     Plan(Plan),

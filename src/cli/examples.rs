@@ -218,6 +218,17 @@ pub const ARTEFACTS_DELETE: &str = "\
 Example:
   shepherdctl artefacts delete server-1.3 --reason 'nothing is made of it any more'";
 
+/// `logs`.
+pub const LOGS: &str = "\
+Examples:
+  shepherdctl logs sim-0007                     which logs there are
+  shepherdctl logs sim-0007 roleserver --since 10m
+  shepherdctl logs sim-0007 web/server --lines 1000 --follow
+  shepherdctl logs sim-0007 etcd -o json | jq -r '.lines[]'
+
+The machine is asked with the answer to its next heartbeat, and brings the log itself; nobody connects to
+it. One that is silent cannot be asked. Who asked for which log is in the audit.";
+
 /// `why`.
 pub const WHY: &str = "\
 Examples:

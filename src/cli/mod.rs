@@ -27,6 +27,7 @@ pub mod filter;
 pub mod get;
 pub mod hardware;
 pub mod issues;
+pub mod logs;
 pub mod loops;
 pub mod machine;
 pub mod many;

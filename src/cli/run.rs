@@ -21,9 +21,9 @@ use crate::cli::policy::PolicyCommand;
 use crate::cli::remote::Remote;
 use crate::cli::source::{Asked, Named, Source, Whom, whom};
 use crate::cli::{
-    approvals, artefacts, budgets, bundle, cluster, contexts, describe, dry_run, get, issues, loops, many,
-    operate, output, plan, policy, power, priority, restored, retire, shell, timeline, tokens, top, update,
-    watch, why, yaml,
+    approvals, artefacts, budgets, bundle, cluster, contexts, describe, dry_run, get, issues, logs, loops,
+    many, operate, output, plan, policy, power, priority, restored, retire, shell, timeline, tokens, top,
+    update, watch, why, yaml,
 };
 use crate::model::arguments::accept_dashes;
 use crate::model::usage::usage_sentence;
@@ -79,6 +79,13 @@ async fn answer(cli: &Cli, flags: Flags) -> Result<String, CliError> {
         // It has printed all that there is to say.
         return watch::watch(&source, filters, cli.output).await.map(|()| String::new());
     }
+    if let FleetCommand::Logs(asked) = command
+        && asked.follow
+    {
+        let followed = logs::follow(&source, asked, cli.output).await;
+        source.close().await;
+        return followed.map(|()| String::new());
+    }
     if let FleetCommand::Top(asked) = command
         && top::is_drawn(asked, cli.output)
     {
@@ -115,6 +122,7 @@ pub(crate) async fn ask(command: &FleetCommand, format: Format, source: &Source)
         FleetCommand::Loops(Loops::Resume(asked)) => loops::resume(source, asked, format).await,
         FleetCommand::Why(of) => why::why(source, &of.machine, format).await,
         FleetCommand::Timeline(of) => timeline::timeline(source, &of.machine, of.limit, format).await,
+        FleetCommand::Logs(asked) => logs::logs(source, asked, format).await,
         FleetCommand::Issues => issues::issues(source, format).await,
         FleetCommand::Plan(asked) => plan::plan(source, asked, format).await,
         FleetCommand::Policy(PolicyCommand::Get) => policy::get(source, format).await,

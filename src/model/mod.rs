@@ -24,6 +24,7 @@ pub mod ids;
 pub mod issues;
 pub mod label;
 pub mod layout;
+pub mod log_request;
 pub mod machine_view;
 pub mod needs_human;
 pub mod newer_fence;

@@ -92,6 +92,8 @@ pub struct Agent {
     pub cluster: ReadStanding,
     /// Which release it is; [`no_release`] where that is nobody's to change.
     pub release: ReadRelease,
+    /// Whether it brings logs when it is asked for them: then somebody hears [`Event::LogRequests`] who does.
+    pub brings_logs: bool,
     /// Told by which ways shepherds are reached, where somebody wants to know.
     pub shepherds: Option<Shepherds>,
     /// Who hears of it; [`ignore`] when nobody does.
@@ -151,6 +153,11 @@ pub enum Event {
         /// Which.
         order: wire::ReleaseOrder,
     },
+    /// An answer asked for logs.
+    LogRequests {
+        /// All that are wanted, also those that were heard of before.
+        requests: Vec<wire::LogRequest>,
+    },
 }
 
 /// Where a machine stands that can have no cluster.
@@ -208,6 +215,7 @@ impl Loop {
             incarnation: agent.incarnation,
             agent_version: agent.agent_version.clone(),
             access_fence: agent.access_fence,
+            brings_logs: agent.brings_logs,
         });
         let targets = targets(&agent.settings, agent.fallback.as_ref());
         let new = Self { agent, talk, targets, current: 0, client: None, reading: None };
@@ -257,6 +265,11 @@ impl Loop {
                     }
                     self.adopt(&answer);
                     self.show_ways();
+                    // After the ways, by which they are brought.
+                    if !answer.log_requests.is_empty() {
+                        let requests = answer.log_requests.clone();
+                        (self.agent.observer)(&Event::LogRequests { requests });
+                    }
                     let interval = self.agent.settings.heartbeat_interval();
                     let soon = (self.talk.wants_report() && heartbeat.hardware_report.is_none())
                         || answer.cluster_order.is_some();
@@ -458,6 +471,7 @@ mod tests {
             hardware: Arc::new(HardwareReport::default),
             cluster: no_cluster(),
             release: no_release(),
+            brings_logs: false,
             shepherds: None,
             observer: Arc::new(move |event| events.lock().unwrap().push(event.clone())),
         }

@@ -35,6 +35,8 @@ pub struct Speaker {
     pub agent_version: String,
     /// Highest fence that enrolled it.
     pub access_fence: i64,
+    /// Whether it brings logs when it is asked for them.
+    pub brings_logs: bool,
 }
 
 /// The state between two heartbeats.
@@ -127,6 +129,7 @@ impl Conversation {
             access_fence: self.speaker.access_fence,
             cluster_report: cluster,
             release_report: release,
+            brings_logs: self.speaker.brings_logs,
         })
     }
 
@@ -218,6 +221,7 @@ mod tests {
             incarnation: Uuid::new_v4(),
             agent_version: "1.2.3".to_owned(),
             access_fence: 4,
+            brings_logs: false,
         })
     }
 

@@ -22,6 +22,7 @@
 //! * [`running`][]: processes recorded by pid *and* start time.
 //! * [`child`][]: programs that it runs beside itself, and that outlive it.
 //! * [`cluster`][]: its part in a cluster: etcd, the curator, what a curator says and is told.
+//! * [`logs`][]: bringing logs to whoever asks a shepherd for them.
 //! * [`supervise`][]: the process that starts the agent again.
 //! * [`supervision`][]: choosing and driving what keeps the agent alive, or
 //!   [`systemd`][].
@@ -32,7 +33,7 @@
 //!
 //! The loop takes its clock, its hardware and its identity as values, because
 //! the simulator runs thousands of them in one process. Everything that touches
-//! the host is in the last nine of these; the simulator uses none of them.
+//! the host is in the last ten of these; of those the simulator uses [`logs`] alone.
 
 pub mod agent;
 pub mod backoff;
@@ -47,6 +48,7 @@ pub mod endpoint;
 pub mod enrolment;
 pub mod hardware;
 pub mod known_time;
+pub mod logs;
 pub mod metrics;
 pub mod running;
 pub mod server_verifier;

@@ -1,4 +1,4 @@
-//! Fetching files from shepherds, by the way that the agent has to them.
+//! Fetching files from shepherds, and other connections beside the heartbeats, by the way that the agent has to them.
 //!
 //! The agent says after each heartbeat which ways it has and which one worked last ([`crate::roleserver::agent`]); a file
 //! is fetched by a connection of its own, so that no heartbeat waits behind it. Every shepherd has the same files: what one
@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt as _;
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::curator::identity::Identity;
 use crate::model::declaration::Sha256;
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1::FetchArtefactRequest;
+use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use crate::roleserver::cluster::services::fetch::{LARGEST, opened};
 use crate::roleserver::connection;
 use crate::roleserver::known_time::KnownTime;
@@ -75,6 +77,18 @@ impl Shepherds {
 
     fn ways(&self) -> Option<Ways> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A connection of its own to a shepherd, and as which machine it is made: by the way that worked last, or by the one
+    /// that comes so many after it. The error is a sentence.
+    pub async fn connect(&self, skipped: usize) -> Result<(AgentCallbackClient<Channel>, MachineId), String> {
+        let nobody = || "this role server knows no shepherd".to_owned();
+        let ways = self.ways().ok_or_else(nobody)?;
+        let way = ways.ways.get(skipped % ways.ways.len().max(1)).ok_or_else(nobody)?;
+        let config = connection::client_config(&ways.identity, &way.ca_certificates, &ways.time)
+            .map_err(|error| error.to_string())?;
+        let client = connection::connect(&way.endpoint, config).await.map_err(|error| error.to_string())?;
+        Ok((client, ways.machine_id))
     }
 
     /// Brings the file at `path` to its end, whatever part of it is there; gives its length. What was fetched until an

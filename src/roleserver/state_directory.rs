@@ -12,7 +12,8 @@
 //! | `learned.json` | run | settings that came with an answer |
 //! | `last_heartbeat.json` | run | for `roleserver status` |
 //! | `time.json` | enroll, run | what time it was, as a shepherd said |
-//! | `supervisor.json`, `agent.log` | supervise | the detached supervisor |
+//! | `supervisor.json` | supervise | the detached supervisor |
+//! | `agent.log` | supervise and the agent's standard error, or else run | the log of the agent ([`crate::roleserver::logs::own`]) |
 //! | `update.json`, `release.json`, `release.part` | run | the release on trial, and how the last one ended ([`crate::roleserver::update`]) |
 //! | `cluster/` | run | its part in a cluster ([`crate::roleserver::cluster::files`]) |
 //! | `children/` | run | programs that run beside it ([`crate::roleserver::child`]) |
@@ -173,7 +174,7 @@ impl StateDirectory {
         &self.path
     }
 
-    /// Where the detached supervisor and its agent write what they have to say.
+    /// Where the agent's log is, and what its detached supervisor has to say.
     #[must_use]
     pub fn log_path(&self) -> PathBuf {
         self.path.join("agent.log")

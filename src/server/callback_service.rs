@@ -28,19 +28,23 @@ use crate::bmdb::metrics::{ByResult, Metrics};
 use crate::bmdb::secret::SecretsKey;
 use crate::model::declaration::Sha256;
 use crate::model::ids::MachineId;
+use crate::model::log_request::Keep;
 use crate::model::time::{Rate, unix_milliseconds};
 use crate::proto::agent::v1::agent_callback_server::AgentCallback;
 use crate::proto::agent::v1::{
-    ClusterOrder, FetchArtefactRequest, HeartbeatRequest, HeartbeatResponse, InstallationRequest,
-    ReleaseOrder,
+    BringLogRequest, BringLogResponse, ClusterOrder, FetchArtefactRequest, HeartbeatRequest,
+    HeartbeatResponse, InstallationRequest, LogRequest, ReleaseOrder,
 };
 use crate::server::accept::AgentPeer;
 use crate::server::certificate::Authorities;
 use crate::server::fetching::{Fetching, Pieces};
 use crate::server::heartbeat_form::{read_heartbeat, uuid};
+use crate::server::log_form::read_part;
 
 /// How long an agent waits for the database; its own patience is ten seconds.
 const PATIENCE: Duration = Duration::from_secs(9);
+/// How long an answer to a heartbeat waits for what logs are wanted: it is durable already, and its agent waits.
+const HANDING_PATIENCE: Duration = Duration::from_secs(2);
 /// Refusals are given at multiples of this.
 const REFUSAL_STEP: Duration = Duration::from_millis(250);
 /// Keys whose rates are remembered. Anyone can make keys, so there is an end to it.
@@ -132,6 +136,18 @@ impl AgentCallback for CallbackService {
         answer.map(Response::new)
     }
 
+    async fn bring_log(
+        &self,
+        request: Request<BringLogRequest>,
+    ) -> Result<Response<BringLogResponse>, Status> {
+        let called = Instant::now();
+        let answer = self.keep_log(request).await;
+        if answer.as_ref().is_err_and(|status| status.code() == Code::Unauthenticated) {
+            tokio::time::sleep_until(called + next_step(called.elapsed())).await;
+        }
+        answer.map(Response::new)
+    }
+
     async fn heartbeat(
         &self,
         request: Request<HeartbeatRequest>,
@@ -173,21 +189,54 @@ impl CallbackService {
             .map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
         let sha256: [u8; 32] =
             asked.sha256.try_into().map_err(|_| Status::invalid_argument("sha256 has not 32 bytes"))?;
+        self.proven(&peer, machine, "a file").await?;
+        self.fetching.begin(machine, Sha256(sha256), asked.offset).await
+    }
+
+    /// Keeps a part of a log of whoever proves to be the machine that it says.
+    async fn keep_log(&self, request: Request<BringLogRequest>) -> Result<BringLogResponse, Status> {
+        let Some(peer) = request.extensions().get::<AgentPeer>().cloned() else {
+            return Err(Status::internal("the connection carries no key"));
+        };
+        if !self.rates.allows(peer.public_key) {
+            return Err(Status::resource_exhausted("too many calls from this agent"));
+        }
+        let part = read_part(request.into_inner()).map_err(Status::invalid_argument)?;
+        let machine = part.machine;
+        self.proven(&peer, machine, "a part of a log").await?;
+        let kept = self.bmdb.keep_log(machine, part.request, part.brought);
+        match tokio::time::timeout(PATIENCE, kept).await {
+            Ok(Ok(kept)) => Ok(BringLogResponse {
+                wanted: !matches!(kept, Keep::Over | Keep::End(_)),
+                later: kept == Keep::Later,
+            }),
+            Ok(Err(error)) => {
+                tracing::warn!(%machine, %error, "a part of a log could not be kept");
+                Err(Status::unavailable("the database is away; try again"))
+            }
+            Err(_) => Err(Status::unavailable("the database did not answer in time; try again")),
+        }
+    }
+
+    /// Whether this is the machine that it says; an error if not. `what` is what is refused then, for the log.
+    async fn proven(&self, peer: &AgentPeer, machine: MachineId, what: &str) -> Result<(), Status> {
         let keyed = tokio::time::timeout(PATIENCE, self.bmdb.keyed(machine, peer.public_key)).await;
         let Ok(Ok(keyed)) = keyed else {
             peer.proof.excused();
             return Err(Status::unavailable("the database is away; try again"));
         };
         match keyed {
-            Keyed::Agent => peer.proof.proven(),
-            Keyed::Retired => return Err(retired()),
+            Keyed::Agent => {
+                peer.proof.proven();
+                Ok(())
+            }
+            Keyed::Retired => Err(retired()),
             Keyed::Nobody => {
                 tracing::info!(%machine, key = %hex::encode(peer.public_key), address = %peer.address,
-                    "a file was refused: no machine of that id has an agent with that key");
-                return Err(nobody());
+                    "{what} was refused: no machine of that id has an agent with that key");
+                Err(nobody())
             }
         }
-        self.fetching.begin(machine, Sha256(sha256), asked.offset).await
     }
 
     async fn answer(
@@ -200,11 +249,17 @@ impl CallbackService {
         if !self.rates.allows(peer.public_key) {
             return (Err(Status::resource_exhausted("too many heartbeats from this agent")), "too-many");
         }
-        let heartbeat = match read_heartbeat(request.into_inner(), peer.public_key) {
+        let request = request.into_inner();
+        let brings_logs = request.brings_logs;
+        let heartbeat = match read_heartbeat(request, peer.public_key) {
             Ok(heartbeat) => heartbeat,
             Err(malformed) => return (Err(Status::invalid_argument(malformed.to_string())), "malformed"),
         };
         let machine = heartbeat.machine;
+        let (incarnation, version) = (heartbeat.beat.incarnation.clone(), heartbeat.beat.version.clone());
+        let logs = async |wanted: bool| {
+            if wanted { self.logs(machine, &incarnation, &version, brings_logs).await } else { Vec::new() }
+        };
         let stored = tokio::time::timeout(PATIENCE, self.heartbeats.store(heartbeat)).await;
         match &stored {
             Ok(Ok(Outcome::Stored(_) | Outcome::Repeated(_) | Outcome::Stale)) => peer.proof.proven(),
@@ -213,8 +268,14 @@ impl CallbackService {
             Ok(Err(_)) | Err(_) => peer.proof.excused(),
         }
         match stored {
-            Ok(Ok(Outcome::Stored(wants))) => (Ok(self.response(machine, wants)), "stored"),
-            Ok(Ok(Outcome::Repeated(wants))) => (Ok(self.response(machine, wants)), "repeated"),
+            Ok(Ok(Outcome::Stored(wants))) => {
+                let logs = logs(wants.logs).await;
+                (Ok(self.response(machine, wants, logs)), "stored")
+            }
+            Ok(Ok(Outcome::Repeated(wants))) => {
+                let logs = logs(wants.logs).await;
+                (Ok(self.response(machine, wants, logs)), "repeated")
+            }
             Ok(Ok(Outcome::Stale)) => {
                 let said = "a heartbeat newer than this one is already stored";
                 (Err(Status::failed_precondition(said)), "stale")
@@ -266,7 +327,35 @@ impl CallbackService {
         }
     }
 
-    fn response(&self, machine: MachineId, wants: Wants) -> HeartbeatResponse {
+    /// What logs the machine is to bring. A heartbeat is answered without them when that cannot be found out: they are
+    /// handed on with the next one.
+    async fn logs(
+        &self,
+        machine: MachineId,
+        incarnation: &str,
+        version: &str,
+        brings: bool,
+    ) -> Vec<LogRequest> {
+        let handing = self.bmdb.hand_logs(machine, incarnation, version, brings);
+        let handed = match tokio::time::timeout(HANDING_PATIENCE, handing).await {
+            Ok(Ok(handed)) => handed,
+            Ok(Err(error)) => {
+                tracing::warn!(%machine, %error, "which logs are wanted of a machine could not be read");
+                Vec::new()
+            }
+            Err(_) => Vec::new(),
+        };
+        let told = handed.into_iter().map(|handed| LogRequest {
+            request: handed.id.to_string(),
+            log: handed.wanted.log,
+            lines: handed.wanted.lines,
+            since_seconds: handed.wanted.since.map_or(0, |since| since.0.as_secs()),
+            follow: handed.wanted.follow,
+        });
+        told.collect()
+    }
+
+    fn response(&self, machine: MachineId, wants: Wants, log_requests: Vec<LogRequest>) -> HeartbeatResponse {
         let interval = self.bmdb.policy().1.heartbeat_interval.0.as_secs();
         HeartbeatResponse {
             installation_request: wants.installation.map(|asked| InstallationRequest {
@@ -285,6 +374,7 @@ impl CallbackService {
                 sha256: asked.sha256,
                 deadline_seconds: u32::try_from(asked.deadline_seconds).unwrap_or_default(),
             }),
+            log_requests,
         }
     }
 }

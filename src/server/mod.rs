@@ -5,7 +5,8 @@
 //! [`accept`] takes connections and lets handshakes run beside each other, bounded by
 //! [`half_open`]; [`tls`] says whose key is believed to be proven; [`callback_service`] checks form
 //! and rate and answers in gRPC; the BMDB decides and stores. Who has said no heartbeat that is an
-//! agent's is borne for a while ([`unproven`]). [`callback_server`] ties these
+//! agent's is borne for a while ([`unproven`]). What logs are wanted of a
+//! machine goes out with the answer; the parts that it brings are checked by [`log_form`]. [`callback_server`] ties these
 //! together and ends them in order, and [`presence`] makes it known. The server's own certificate comes from files, replaced as
 //! [`rotation`] says, or from [`authority`], one for all shepherds of a BMDB ([`certificate`]).
 //!
@@ -27,6 +28,7 @@ pub mod fetching;
 pub mod half_open;
 pub mod hardware_summary;
 pub mod heartbeat_form;
+pub mod log_form;
 pub mod metrics;
 pub mod presence;
 pub mod rotation;

@@ -3,7 +3,8 @@
 //!
 //! Heartbeat loop, enrolment rules, TLS and identity are the real role server's.
 //! Simulated are the boot clock, the hardware, and the disk that the enrolment is
-//! kept on.
+//! kept on. There is none for a log, so the agent's last lines are in memory, and
+//! begin anew with each start of it; what a machine runs as a node has real logs.
 
 use std::sync::Arc;
 
@@ -18,6 +19,10 @@ use crate::roleserver::agent::{Agent, Event as AgentEvent, no_cluster, no_releas
 use crate::roleserver::clock::BootClock;
 use crate::roleserver::enrolment::{self, EnrollError};
 use crate::roleserver::known_time::KnownTime;
+use crate::roleserver::logs::Logs;
+use crate::roleserver::logs::ring::Ring;
+use crate::roleserver::logs::there::Source;
+use crate::roleserver::shepherds::Shepherds;
 use crate::simulator::fleet::{Fleet, host_now};
 use crate::simulator::hardware;
 use crate::simulator::journal::OpenCall;
@@ -76,6 +81,14 @@ pub fn build(
     let own_address = record.node_address.map(|address| address.to_string()).unwrap_or_default();
     let asked = node.as_ref().map(|node| node.asked.clone());
     let standing = asked.clone();
+    let shepherds = node.as_ref().map_or_else(Shepherds::default, |node| node.shepherds.clone());
+    let (ring, incarnation) = (Ring::default(), Uuid::new_v4());
+    ring.say(&format!(
+        "the agent of {} runs: a simulated machine, whose log begins with each start of its agent",
+        record.id
+    ));
+    let source = Source::of_ring(ring.clone(), node.as_ref().map(NodeOfMachine::disk));
+    let logs = Logs::new(source, shepherds.clone(), incarnation);
     let observer = {
         let (fleet, id) = (Arc::downgrade(fleet), record.id.clone());
         Arc::new(move |event: &AgentEvent| {
@@ -83,7 +96,15 @@ pub fn build(
             if stop.is_cancelled() {
                 return;
             }
+            note(&ring, event);
             match (event, &asked) {
+                (AgentEvent::LogRequests { requests }, _) => {
+                    for work in logs.begin(requests) {
+                        let over = stop.clone();
+                        // It ends by itself, at the latest with the agent.
+                        tokio::spawn(async move { over.run_until_cancelled_owned(work).await });
+                    }
+                }
                 (AgentEvent::ClusterOrder { order }, Some(asked)) => {
                     // All machines have the host's addresses; each has one more of its own.
                     asked.hear(&wire::ClusterOrder { address: own_address.clone(), ..order.clone() });
@@ -102,7 +123,7 @@ pub fn build(
         settings: enrolment.settings.clone(),
         fallback: record.fallback.clone(),
         access_fence: enrolment.access_fence(),
-        incarnation: Uuid::new_v4(),
+        incarnation,
         agent_version: AGENT_VERSION.to_owned(),
         clock: clock.clone(),
         // All machines of the simulator have its host's clock, which is right.
@@ -110,10 +131,35 @@ pub fn build(
         hardware: Arc::new(move || hardware::report(seed, place, &hostname)),
         cluster: standing.map_or_else(no_cluster, |asked| Arc::new(move || asked.report())),
         release: no_release(),
-        shepherds: node.as_ref().map(|node| node.shepherds.clone()),
+        brings_logs: true,
+        shepherds: Some(shepherds),
         observer,
     };
     Ok((agent, node))
+}
+
+/// What the log of a machine says of what its agent does.
+fn note(ring: &Ring, event: &AgentEvent) {
+    match event {
+        AgentEvent::Delivered { endpoint, delivered, .. } if delivered.first => {
+            ring.say(&format!("heartbeat delivered endpoint={endpoint}"));
+        }
+        AgentEvent::Delivered { endpoint, delivered, .. } if delivered.with_report => {
+            ring.say(&format!("hardware report delivered endpoint={endpoint}"));
+        }
+        AgentEvent::Failed { endpoint, error, failures, .. } if failures.is_power_of_two() => {
+            ring.say(&format!(
+                "heartbeat not delivered endpoint={endpoint} failures={failures} error={error}"
+            ));
+        }
+        AgentEvent::Settings { settings, .. } => {
+            ring.say(&format!("the shepherd changed the settings endpoints={:?}", settings.endpoints));
+        }
+        AgentEvent::LogRequests { requests } => {
+            ring.say(&format!("logs are wanted requests={}", requests.len()));
+        }
+        _ => {}
+    }
 }
 
 fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
@@ -152,8 +198,8 @@ fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
             );
             Ok(())
         }
-        // It has no release that could be replaced.
-        AgentEvent::Time { .. } | AgentEvent::ReleaseOrder { .. } => Ok(()),
+        // It has no release that could be replaced, and its logs are brought by whoever built it.
+        AgentEvent::Time { .. } | AgentEvent::ReleaseOrder { .. } | AgentEvent::LogRequests { .. } => Ok(()),
     };
     // A change without an event is never refused.
     let _ = kept;

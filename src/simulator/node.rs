@@ -68,6 +68,12 @@ impl Nodes {
 }
 
 impl NodeOfMachine {
+    /// Where its disk is.
+    #[must_use]
+    pub fn disk(&self) -> &Path {
+        &self.disk
+    }
+
     /// Runs it until `over`, once `disk` is nobody else's.
     pub async fn run(self, boot_id: String, disk: Arc<tokio::sync::Mutex<()>>, over: CancellationToken) {
         let _disk = disk.lock().await;

@@ -701,6 +701,7 @@ async fn real_agent_is_heard_and_reports_its_hardware() -> TestResult {
         hardware: Arc::new(report),
         cluster: shepherd::roleserver::agent::no_cluster(),
         release: shepherd::roleserver::agent::no_release(),
+        brings_logs: false,
         shepherds: None,
         observer: ignore(),
     };

@@ -29,6 +29,7 @@ use proptest::sample::Index;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use prost::Message as _;
 use rustix::time::{ClockId, clock_gettime};
+use shepherd::model::log_request::PART_LIMIT;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::codec;
 use shepherd::proto::hardware::v1::{BlockDevice, HardwareReport};
@@ -40,6 +41,7 @@ use shepherd::roleserver::hardware::{self, Sources, Warnings, ata, dmi, network,
 use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::server::hardware_summary::summarise;
 use shepherd::server::heartbeat_form::{REPORT_LIMIT, read_heartbeat};
+use shepherd::server::log_form::read_part;
 use shepherd::server::{certificate, tls};
 use shepherd::service::configuration;
 use shepherd::takeover::exec::{Exit, Output};
@@ -57,6 +59,7 @@ const DECODERS: &[(&str, Decode)] = &[
     ("enrol-answer", |bytes| said(steps::read_enroll(&answer(bytes)))),
     ("hardware-report", |bytes| said(shepherd::cli::hardware::describe(bytes))),
     ("heartbeat", heartbeat),
+    ("log-part", log_part),
     ("power-command-answer", |bytes| {
         said(static_commands::power_state(&String::from_utf8_lossy(bytes), "/usr/local/bin/pdu"))
     }),
@@ -110,6 +113,15 @@ fn heartbeat(bytes: &[u8]) -> Result<(), String> {
     // What is stored can be shown.
     let shown = heartbeat.hardware.map(|report| shepherd::cli::hardware::describe(&report.report));
     assert!(shown.is_none_or(|shown| shown.is_ok()));
+    Ok(())
+}
+
+fn log_part(bytes: &[u8]) -> Result<(), String> {
+    let request = codec::decode::<wire::BringLogRequest>(bytes.to_vec().into())?;
+    let part = read_part(request)?;
+    let text = part.brought.lines;
+    assert!(text.len() <= PART_LIMIT + 1 && (text.is_empty() || text.ends_with('\n')));
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n' && c != '\t'), "it could drive a terminal");
     Ok(())
 }
 

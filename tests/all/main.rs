@@ -42,6 +42,7 @@ mod harness;
 mod heartbeats;
 mod issues;
 mod leaving;
+mod logs;
 mod loops;
 mod many;
 mod metrics;

@@ -53,7 +53,10 @@ impl Seen {
             }
             Event::SettingsWork => self.proven = true,
             Event::SettingsRefused { reason } => self.failed.push(reason.clone()),
-            Event::Time { .. } | Event::ClusterOrder { .. } | Event::ReleaseOrder { .. } => {}
+            Event::Time { .. }
+            | Event::ClusterOrder { .. }
+            | Event::ReleaseOrder { .. }
+            | Event::LogRequests { .. } => {}
         }
     }
 }
@@ -119,6 +122,7 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
             hardware: Arc::new(HardwareReport::default),
             cluster: shepherd::roleserver::agent::no_cluster(),
             release: shepherd::roleserver::agent::no_release(),
+            brings_logs: false,
             shepherds: None,
             observer: Arc::new(move |event| {
                 if let Ok(mut seen) = own.lock() {

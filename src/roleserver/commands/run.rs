@@ -11,6 +11,7 @@
 //! * `callback`: the heartbeat loop. New until a heartbeat was delivered.
 //! * `cluster`: the node's part in a cluster, once it is asked to have one.
 //! * `status`: tells `roleserver status` about the tree.
+//! * `logs`: brings the logs that shepherds ask for ([`crate::roleserver::logs`]).
 //! * `metrics`: tells `roleserver metrics` what is counted.
 //! * `update`: fetches another release when one is ordered; this process becomes it then
 //!   ([`crate::roleserver::update`]).
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::curator::clock::Clock;
-use crate::roleserver::agent::{Agent, Event};
+use crate::roleserver::agent::{Agent, Event, ReadRelease};
 use crate::roleserver::clock::{BootClock, HostClock};
 use crate::roleserver::cluster;
 use crate::roleserver::cluster::asked::Asked;
@@ -35,6 +36,8 @@ use crate::roleserver::commands::CommandError;
 use crate::roleserver::enrolment::{Enrolment, Settings};
 use crate::roleserver::hardware::{self, Sources};
 use crate::roleserver::known_time::KnownTime;
+use crate::roleserver::logs::Logs;
+use crate::roleserver::logs::there::Source;
 use crate::roleserver::metrics::{self, Known};
 use crate::roleserver::running::{Process, program_digest};
 use crate::roleserver::shepherds::Shepherds;
@@ -82,7 +85,10 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     let facts = Facts::default();
     let asked = Asked::new(enrolment.machine_id, Files::of(state.path()), facts.clone());
     let standing = asked.clone();
+    let shepherds = Shepherds::default();
+    let logs = Logs::new(Source::of(state.log_path(), state.path()), shepherds.clone(), incarnation);
     let keeper = Keeper {
+        logs: logs.clone(),
         heard: heard.clone(),
         asked,
         release: release.clone(),
@@ -97,7 +103,6 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
             unrecorded,
         }),
     };
-    let shepherds = Shepherds::default();
     let agent = Agent {
         machine_id: enrolment.machine_id,
         identity: Arc::new(identity),
@@ -110,10 +115,8 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         time,
         hardware: Arc::new(|| hardware::read(&Sources::host())),
         cluster: Arc::new(move || standing.report()),
-        release: {
-            let release = release.clone();
-            Arc::new(move || Some(release.report()))
-        },
+        release: reported(&release),
+        brings_logs: true,
         shepherds: Some(shepherds.clone()),
         observer: Arc::new(move |event| keeper.hear(event)),
     };
@@ -141,6 +144,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         (state.clone(), enrolment),
         [
             ("cluster", cluster),
+            ("logs", logs.carry_out()),
             ("metrics", told::telling(state.path(), told::METRICS, counted)),
             ("update", release.follow(shepherds)),
         ],
@@ -158,11 +162,17 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     }
 }
 
+/// What is said of the release that runs.
+fn reported(release: &Release) -> ReadRelease {
+    let release = release.clone();
+    Arc::new(move || Some(release.report()))
+}
+
 /// Everything that runs.
 fn root(
     (agent, heard): (Agent, Value<()>),
     (state, enrolment): (StateDirectory, Enrolment),
-    others: [(&'static str, Runnable); 3],
+    others: [(&'static str, Runnable); 4],
 ) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let callback = callback(agent.clone(), state.clone(), enrolment.clone(), heard.clone());
@@ -243,6 +253,7 @@ async fn until_asked_to_end(
 /// Keeps and says what the loop tells.
 struct Keeper {
     heard: Value<()>,
+    logs: Logs,
     asked: Asked,
     release: Release,
     state: StateDirectory,
@@ -303,6 +314,7 @@ impl Keeper {
             }
             Event::ClusterOrder { order } => self.asked.hear(order),
             Event::ReleaseOrder { order } => self.release.hear(order),
+            Event::LogRequests { requests } => self.logs.hear(requests),
             Event::Time { told } => complain(self.state.keep_told_time(told)),
         }
     }

@@ -69,6 +69,9 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Machines/CancelPower", Role::Operator, About::Machines),
     // What it leaves undone is undone for good.
     rule("shepherd.fleet.v1.Machines/Waive", Role::Admin, About::Machines),
+    // What services write may be anything: it is for whoever may act on it.
+    rule("shepherd.fleet.v1.Logs/Ask", Role::Operator, About::Machines),
+    rule("shepherd.fleet.v1.Logs/Read", Role::Operator, About::Machines),
     rule("shepherd.fleet.v1.Sessions/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Work/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Schedule/List", Role::Viewer, About::Fleet),

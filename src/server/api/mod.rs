@@ -39,6 +39,7 @@ pub mod door;
 pub mod farewell;
 pub mod fleet;
 pub mod listener;
+pub mod logs;
 pub mod loops;
 pub mod machines;
 pub mod many;

@@ -43,6 +43,7 @@ use crate::proto::fleet::v1::cluster_credentials_server::ClusterCredentialsServe
 use crate::proto::fleet::v1::clusters_server::ClustersServer;
 use crate::proto::fleet::v1::credentials_server::CredentialsServer;
 use crate::proto::fleet::v1::issues_server::IssuesServer;
+use crate::proto::fleet::v1::logs_server::LogsServer;
 use crate::proto::fleet::v1::loops_server::LoopsServer;
 use crate::proto::fleet::v1::machines_server::MachinesServer;
 use crate::proto::fleet::v1::orders_server::OrdersServer;
@@ -64,6 +65,7 @@ use crate::server::api::credentials::CredentialsService;
 use crate::server::api::door::{ApiRates, Door, guard};
 use crate::server::api::fleet::FleetService;
 use crate::server::api::listener::{ApiStream, accept};
+use crate::server::api::logs::LogsService;
 use crate::server::api::loops::LoopsService;
 use crate::server::api::machines::MachinesService;
 use crate::server::api::many::OrdersService;
@@ -263,6 +265,9 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         .add_service(
             ClusterCredentialsServer::new(ClusterCredentialsService { site: site.clone() })
                 .max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            LogsServer::new(LogsService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(
             UpdatesServer::new(UpdatesService { site: site.clone() })

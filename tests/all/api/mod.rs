@@ -37,6 +37,7 @@ mod bundle;
 mod command_line;
 mod crowd;
 mod lists;
+mod logs;
 mod orders;
 mod same_answers;
 mod top;

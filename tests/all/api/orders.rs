@@ -130,6 +130,7 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Orders/Give" => {
             json!({ "filter": { "tags": ["provided"] }, "machines": 2, "release": { "quarantine": true } })
         }
+        "Logs/Ask" => json!({ "machine": machine, "log": "roleserver" }),
         "Machines/Retire" => json!({ "machine": machine, "wipe": true }),
         "Machines/Waive" => {
             let known = format!("rack/{machine} is not wiped");
@@ -194,6 +195,14 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     let (machine, second) = (provided(&api.pool).await?, provided(&api.pool).await?);
     shown(&api, machine, 1).await?;
     refuse(&api, machine, 2).await?;
+    // It was heard just now, so it can be asked for a log.
+    sqlx::query(
+        "INSERT INTO machine_agent_heartbeat (machine_id, at, boot_id, incarnation, sequence)
+         VALUES ($1, clock_timestamp() + INTERVAL '1 hour', 'b', 'i', 1)",
+    )
+    .bind(machine.0)
+    .execute(&api.pool)
+    .await?;
     // Something to approve, under an id that this test knows.
     sqlx::query(
         "INSERT INTO approval (approval_id, actor, idempotency_key, rpc, request, target, reason, asked_at, expires_at)

@@ -7,5 +7,5 @@ mod renewal;
 mod restoring;
 mod roles;
 mod roots;
-mod services;
+pub(crate) mod services;
 mod updating;

@@ -145,7 +145,7 @@ fn serve_part(mut stream: TcpStream, content: &[u8]) -> Result<()> {
 }
 
 /// Declares a role; gives its revision.
-pub(super) async fn declare(owner: &Owner, role: &str, services: &[wire::Service]) -> Result<u64> {
+pub(crate) async fn declare(owner: &Owner, role: &str, services: &[wire::Service]) -> Result<u64> {
     let declaration = wire::Declaration { role: role.to_owned(), services: services.to_vec(), revision: 0 };
     let mut declarations = DeclarationsClient::new(owner.curators()?.channel());
     let request = wire::PutDeclarationRequest { declaration: Some(declaration), expected_revision: None };
@@ -179,7 +179,7 @@ pub(super) async fn until_status(
     last.context("no status")
 }
 
-pub(super) async fn until_well(
+pub(crate) async fn until_well(
     owner: &Owner,
     node: &Node,
     service: &str,
@@ -209,7 +209,7 @@ pub(super) async fn until_nothing_is_left(owner: &Owner, node: &Node) -> Result<
 }
 
 /// A cluster of one node.
-pub(super) async fn founded() -> Result<(Owner, Node)> {
+pub(crate) async fn founded() -> Result<(Owner, Node)> {
     let (mut owner, mut node) = (Owner::new()?, Node::new()?);
     node.ask(owner.found())?;
     node.start()?;

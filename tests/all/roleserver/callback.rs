@@ -81,6 +81,13 @@ impl AgentCallback for Service {
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
+    async fn bring_log(
+        &self,
+        _: Request<wire::BringLogRequest>,
+    ) -> Result<Response<wire::BringLogResponse>, Status> {
+        Err(Status::unimplemented("it asks for no logs"))
+    }
+
     async fn heartbeat(
         &self,
         request: Request<wire::HeartbeatRequest>,

@@ -1,0 +1,2 @@
+DROP TABLE log_part;
+DROP TABLE log_request;

@@ -1,0 +1,1 @@
+DELETE FROM log_part WHERE request_id = $1 AND number < $2

@@ -1,0 +1,1 @@
+DELETE FROM log_request WHERE request_id = $1

@@ -1,0 +1,333 @@
+//! Logs of machines, as far as shepherds have to do with them: what they hand to a machine, keep of what it brings, and tell
+//! whoever asked. What a real role server brings, and what `shepherdctl` makes of it, is in `api/logs.rs` and
+//! `logs/of_a_node.rs`.
+
+mod of_a_node;
+
+use anyhow::{Context as _, Result};
+use shepherd::bmdb::audit::{Actor, Carried, Order, request_digest};
+use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::log_request::{Reading, request_of};
+use shepherd::bmdb::retention::Retained;
+use shepherd::model::ids::MachineId;
+use shepherd::model::log_request::{ANSWER_LIMIT, MOST_OF_A_MACHINE, PART_LIMIT, State, Wanted};
+use shepherd::proto::agent::v1::{BringLogRequest, BringLogResponse, HeartbeatRequest, LogLines, LogRequest};
+use sqlx::PgPool;
+use tonic::Code;
+use uuid::Uuid;
+
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::{Client, Listener, TestAgent, provided, say, settings};
+use crate::harness::postgres::TestDatabase;
+
+struct World {
+    listener: Listener,
+    pool: PgPool,
+    _directory: tempfile::TempDir,
+    _database: TestDatabase,
+}
+
+fn order() -> Order {
+    Order {
+        actor: Actor { name: "kim".to_owned(), credential: None },
+        rpc: "test".to_owned(),
+        target: "a log".to_owned(),
+        reason: "a test".to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(&[]),
+    }
+}
+
+fn wanted(log: &str, follow: bool) -> Wanted {
+    Wanted { log: log.to_owned(), lines: 100, since: None, follow }
+}
+
+impl World {
+    async fn new(name: &str) -> Result<Self> {
+        let database = TestDatabase::create(name).await?;
+        let directory = tempfile::tempdir()?;
+        let listener = Listener::start(&database, settings(directory.path())?).await?;
+        let pool = database.pool().await?;
+        Ok(Self { listener, pool, _directory: directory, _database: database })
+    }
+
+    async fn order(&self, machine: MachineId, wanted: Wanted) -> Result<Carried, BmdbError> {
+        self.listener.bmdb.ask_for_log(order(), (machine, "m".to_owned()), wanted).await
+    }
+
+    async fn ask(&self, machine: MachineId, wanted: Wanted) -> Result<Uuid> {
+        request_of(&self.order(machine, wanted).await?).context("no request")
+    }
+
+    async fn read(&self, machine: MachineId, request: Uuid, taken: i64) -> Result<Reading, BmdbError> {
+        self.listener.bmdb.read_log(machine, request, "kim".to_owned(), taken).await
+    }
+
+    async fn count(&self, statement: &'static str) -> Result<i64> {
+        Ok(sqlx::query_scalar(statement).fetch_one(&self.pool).await?)
+    }
+
+    /// Moves everything that was asked so far back in time.
+    async fn back(&self, by: &str) -> Result<()> {
+        let statement =
+            "UPDATE log_request SET asked_at = asked_at - $1::INTERVAL, read_at = read_at - $1::INTERVAL,
+                                handed_at = handed_at - $1::INTERVAL, brought_at = brought_at - $1::INTERVAL";
+        sqlx::query(statement).bind(by).execute(&self.pool).await?;
+        Ok(())
+    }
+}
+
+/// A heartbeat of a role server that knows how to bring logs.
+fn knowing(agent: &TestAgent, seq: u64) -> HeartbeatRequest {
+    HeartbeatRequest { brings_logs: true, ..agent.heartbeat(seq) }
+}
+
+/// The next start of its role server, in the same boot.
+fn started_anew(agent: &TestAgent) -> TestAgent {
+    TestAgent {
+        machine: agent.machine,
+        identity: agent.identity.clone(),
+        boot_id: agent.boot_id.clone(),
+        incarnation: Uuid::new_v4().to_string(),
+    }
+}
+
+fn part(agent: &TestAgent, request: Uuid, number: u64, text: &str) -> BringLogRequest {
+    BringLogRequest {
+        machine_id: agent.machine.to_string(),
+        request: request.to_string(),
+        incarnation: agent.incarnation.clone(),
+        number,
+        lines: Some(LogLines { text: text.to_owned() }),
+        ..BringLogRequest::default()
+    }
+}
+
+async fn bring(client: &mut Client, part: BringLogRequest) -> Result<BringLogResponse, tonic::Status> {
+    Ok(client.bring_log(part).await?.into_inner())
+}
+
+const WANTED: BringLogResponse = BringLogResponse { wanted: true, later: false };
+const OVER: BringLogResponse = BringLogResponse { wanted: false, later: false };
+
+fn failed(read: &Reading) -> Result<&str> {
+    match &read.state {
+        State::Ended(Some(said)) => Ok(said),
+        other => anyhow::bail!("it has not failed: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_is_handed_out_with_a_heartbeat_and_told_once_to_whoever_asked() -> TestResult {
+    let world = World::new("logs_handed").await?;
+    let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
+    let other = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
+    let mut client = agent.connect(&world.listener.server).await?;
+    let mut stranger = other.connect(&world.listener.server).await?;
+    let first = say(&mut client, knowing(&agent, 1)).await?;
+    assert_eq!(first.log_requests, Vec::new());
+    say(&mut stranger, knowing(&other, 1)).await?;
+    let request = world.ask(agent.machine, wanted("web/server", false)).await?;
+    let waits = world.read(agent.machine, request, 0).await?;
+    assert!(matches!(&waits.state, State::Waits(said) if said.contains("next heartbeat")), "{waits:?}");
+
+    // A plain heartbeat, which is stored in a group, and again until it was brought; to this machine alone.
+    let expected = LogRequest {
+        request: request.to_string(),
+        log: "web/server".to_owned(),
+        lines: 100,
+        since_seconds: 0,
+        follow: false,
+    };
+    for seq in [2, 3] {
+        let answer = say(&mut client, knowing(&agent, seq)).await?;
+        assert_eq!(answer.log_requests, [expected.clone()]);
+    }
+    assert_eq!(say(&mut stranger, knowing(&other, 2)).await?.log_requests, Vec::new());
+
+    // Nobody else brings it: not by another machine's key, not as another machine.
+    let refused =
+        bring(&mut stranger, part(&agent, request, 0, "mine\n")).await.err().context("it was taken")?;
+    assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");
+    let theirs =
+        BringLogRequest { machine_id: other.machine.to_string(), ..part(&agent, request, 0, "mine\n") };
+    assert_eq!(bring(&mut stranger, theirs).await?, OVER);
+    for _ in 0..2 {
+        // The answer to the first was lost.
+        assert_eq!(bring(&mut client, part(&agent, request, 0, "one\u{1b}[2J\ntwo\n")).await?, WANTED);
+    }
+    let last =
+        BringLogRequest { last: true, note: "that is all".to_owned(), ..part(&agent, request, 1, "three\n") };
+    assert_eq!(bring(&mut client, last).await?, WANTED);
+    assert_eq!(bring(&mut client, part(&agent, request, 2, "four\n")).await?, OVER);
+    assert_eq!(say(&mut client, knowing(&agent, 4)).await?.log_requests, Vec::new());
+
+    let lee = world.listener.bmdb.read_log(agent.machine, request, "lee".to_owned(), 0).await;
+    assert!(lee.err().context("lee read it")?.to_string().contains("no such request of yours"));
+    let elsewhere = world.read(other.machine, request, 0).await;
+    assert!(elsewhere.is_err(), "it is not a log of that machine");
+    for _ in 0..2 {
+        // Whoever lost the answer asks again from where they were.
+        let read = world.read(agent.machine, request, 0).await?;
+        assert_eq!((read.lines.as_str(), read.taken), ("one [2J\ntwo\nthree\n", 2));
+        assert_eq!((read.state, read.note.as_deref()), (State::Ended(None), Some("that is all")));
+    }
+    let read = world.read(agent.machine, request, 2).await?;
+    assert_eq!((read.lines.as_str(), read.state), ("", State::Ended(None)));
+    assert_eq!(
+        world.count("SELECT count(*) FROM log_request").await?,
+        0,
+        "it was taken, and is kept no longer"
+    );
+    assert_eq!(world.count("SELECT count(*) FROM log_part").await?, 0);
+    let audited: String = sqlx::query_scalar("SELECT said FROM audit WHERE machine_id = $1")
+        .bind(agent.machine.0)
+        .fetch_one(&world.pool)
+        .await?;
+    assert_eq!(audited, "is asked for the log web/server with its next heartbeat");
+    Ok(world.listener.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_machine_is_not_asked_and_one_that_falls_silent_is_not_waited_for() -> TestResult {
+    let world = World::new("logs_silent").await?;
+    let bare = provided(&world.pool).await?;
+    let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
+    let mut client = agent.connect(&world.listener.server).await?;
+    say(&mut client, knowing(&agent, 1)).await?;
+    let never = world.order(bare, wanted("etcd", false)).await.err().context("it was asked")?.to_string();
+    assert!(never.contains("m was never heard"), "{never}");
+
+    let request = world.ask(agent.machine, wanted("etcd", false)).await?;
+    world.back("80 seconds").await?;
+    assert!(matches!(world.read(agent.machine, request, 0).await?.state, State::Waits(_)));
+    world.back("20 seconds").await?;
+    sqlx::query("UPDATE machine_agent_heartbeat SET at = at - INTERVAL '110 seconds'")
+        .execute(&world.pool)
+        .await?;
+    let read = world.read(agent.machine, request, 0).await?;
+    let said = failed(&read)?;
+    assert!(
+        said.starts_with("it has not called since it was asked; it was last heard 1m50s ago ("),
+        "{said}"
+    );
+    let silent =
+        world.order(agent.machine, wanted("etcd", false)).await.err().context("it was asked")?.to_string();
+    assert!(
+        silent.contains("m is silent: it was last heard 1m5") && silent.contains("shepherdctl why"),
+        "{silent}"
+    );
+    let refused = world.count("SELECT count(*) FROM audit WHERE outcome = 'refused'").await?;
+    assert_eq!(refused, 2, "who tried is in the audit, too");
+
+    // Its power was cut after it was told.
+    say(&mut client, knowing(&agent, 2)).await?;
+    let request = world.ask(agent.machine, wanted("etcd", true)).await?;
+    assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests.len(), 1);
+    assert_eq!(bring(&mut client, part(&agent, request, 0, "its last words\n")).await?, WANTED);
+    world.back("61 seconds").await?;
+    let read = world.read(agent.machine, request, 0).await?;
+    assert_eq!(
+        (&read.state, read.lines.as_str()),
+        (&State::Ended(failed(&read).ok().map(str::to_owned)), "its last words\n")
+    );
+    assert!(failed(&read)?.starts_with("it was asked, and has brought nothing for 1m"), "{read:?}");
+    assert_eq!(bring(&mut client, part(&agent, request, 1, "it is back\n")).await?, OVER);
+    Ok(world.listener.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_ends_in_words_where_a_role_server_does_not_know_it_or_is_started_anew() -> TestResult {
+    let world = World::new("logs_words").await?;
+    let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
+    let mut client = agent.connect(&world.listener.server).await?;
+    // One of a release before this: it says nothing of logs.
+    say(&mut client, agent.heartbeat(1)).await?;
+    let request = world.ask(agent.machine, wanted("", false)).await?;
+    assert_eq!(say(&mut client, agent.heartbeat(2)).await?.log_requests, Vec::new());
+    let read = world.read(agent.machine, request, 0).await?;
+    let said = failed(&read)?;
+    assert!(said.starts_with("its role server (1) does not know how to bring logs; update it"), "{said}");
+
+    // Started anew before it brought anything: the next one is told, and the one before brings nothing more.
+    let request = world.ask(agent.machine, wanted("etcd", false)).await?;
+    assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests.len(), 1);
+    let next = started_anew(&agent);
+    assert_eq!(say(&mut client, knowing(&next, 4)).await?.log_requests.len(), 1);
+    assert_eq!(bring(&mut client, part(&agent, request, 0, "of before\n")).await?, OVER);
+    assert_eq!(bring(&mut client, part(&next, request, 0, "one\n")).await?, WANTED);
+    // Started anew in the middle: what its predecessor read is not told twice, and nobody waits.
+    let after = started_anew(&agent);
+    let told = say(&mut client, knowing(&after, 5)).await?.log_requests;
+    assert_eq!(told, Vec::new(), "what its predecessor began is begun anew");
+    let read = world.read(next.machine, request, 0).await?;
+    assert_eq!(failed(&read)?, "its role server was started anew in the middle of it; ask again");
+    assert_eq!(read.lines, "one\n", "what came is worth having");
+    assert_eq!(bring(&mut client, part(&next, request, 1, "two\n")).await?, OVER);
+    Ok(world.listener.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
+    let world = World::new("logs_bounded").await?;
+    let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
+    let mut client = agent.connect(&world.listener.server).await?;
+    say(&mut client, knowing(&agent, 1)).await?;
+    let mut requests = Vec::new();
+    for _ in 0..MOST_OF_A_MACHINE {
+        requests.push(world.ask(agent.machine, wanted("etcd", requests.len() == 1)).await?);
+    }
+    let many =
+        world.order(agent.machine, wanted("etcd", false)).await.err().context("one too many")?.to_string();
+    assert!(many.contains("m is asked for 4 logs at this moment"), "{many}");
+    assert_eq!(say(&mut client, knowing(&agent, 2)).await?.log_requests.len(), requests.len());
+
+    let long = "x".repeat(PART_LIMIT + 1);
+    let refused =
+        bring(&mut client, part(&agent, requests[0], 0, &long)).await.err().context("it was taken")?;
+    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "lines is larger than 64 KiB"));
+    let text = format!("{}\n", "x".repeat(PART_LIMIT - 1));
+    let parts = u64::try_from(ANSWER_LIMIT / PART_LIMIT)?;
+    for number in 0..parts {
+        assert_eq!(bring(&mut client, part(&agent, requests[0], number, &text)).await?, WANTED, "{number}");
+        assert_eq!(bring(&mut client, part(&agent, requests[1], number, &text)).await?, WANTED, "{number}");
+    }
+    assert_eq!(bring(&mut client, part(&agent, requests[0], parts, "y\n")).await?, OVER);
+    // What is followed goes on once somebody has taken something of it.
+    let later = BringLogResponse { wanted: true, later: true };
+    assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, later);
+    let bytes = world.count("SELECT sum(octet_length(lines))::INT8 FROM log_part").await?;
+    assert_eq!(usize::try_from(bytes)?, 2 * ANSWER_LIMIT);
+    let mut taken = 0;
+    let mut read = world.read(agent.machine, requests[0], taken).await?;
+    let mut told = 0;
+    while read.state == State::Comes {
+        told += read.lines.len();
+        taken = read.taken;
+        read = world.read(agent.machine, requests[0], taken).await?;
+    }
+    told += read.lines.len();
+    assert_eq!((told, failed(&read)?), (ANSWER_LIMIT, "it brought more than 1024 KiB; ask for fewer lines"));
+    let first = world.read(agent.machine, requests[1], 0).await?;
+    world.read(agent.machine, requests[1], first.taken).await?;
+    assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, WANTED);
+
+    // Nobody comes for it: it ends, its machine hears that, and after some minutes nothing of it is left.
+    assert_eq!(world.listener.bmdb.forget(Retained::LogParts, 100).await?, 0, "somebody may come for it");
+    world.back("61 seconds").await?;
+    assert_eq!(bring(&mut client, part(&agent, requests[1], parts + 1, "z\n")).await?, OVER);
+    assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests, Vec::new());
+    world.back("5 minutes").await?;
+    assert_eq!(
+        world.listener.bmdb.forget(Retained::Logs, 100).await?,
+        2,
+        "those of which nothing was brought"
+    );
+    while world.listener.bmdb.forget(Retained::LogParts, 5).await? > 0 {}
+    assert_eq!(world.listener.bmdb.forget(Retained::Logs, 100).await?, 2);
+    world.ask(agent.machine, wanted("etcd", false)).await?;
+    assert_eq!(world.count("SELECT count(*) FROM log_part").await?, 0);
+    Ok(world.listener.stop().await?)
+}

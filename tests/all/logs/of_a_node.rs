@@ -1,0 +1,118 @@
+//! The log of a service that a real node runs for its cluster, read through a shepherd.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use shepherd::bmdb::change::{FactChange, NewAgent};
+use shepherd::bmdb::work::Decision;
+use shepherd::model::time::Span;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::roleserver::enrolment::{Enrolment, Settings};
+use shepherd::roleserver::state_directory::StateDirectory;
+use uuid::Uuid;
+
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::{Listener, provided, settings, until};
+use crate::harness::postgres::TestDatabase;
+use crate::nodes::services::{declare, founded, until_well};
+
+/// Says something, and then lives on.
+fn chatty() -> wire::Service {
+    let source = Some(wire::program::Source::Path("/bin/sh".to_owned()));
+    let program = wire::Program { source, url: String::new() };
+    wire::Service {
+        name: "server".to_owned(),
+        run: Some(wire::service::Run::Program(program)),
+        arguments: vec!["-c".to_owned(), "echo served by $NODE; while :; do sleep 1; done".to_owned()],
+        environment: [
+            ("PATH".to_owned(), "/usr/bin:/bin".to_owned()),
+            ("NODE".to_owned(), "{{node.id}}".to_owned()),
+        ]
+        .into(),
+        user: "root".to_owned(),
+        ..Default::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
+    let (owner, mut node) = founded().await?;
+    let revision = declare(&owner, "web", &[chatty()]).await?;
+    owner.roles(&node, &["web"], &[]).await?;
+    until_well(&owner, &node, "server", revision).await?;
+    node.stop().await?;
+
+    // The same machine, as a shepherd has it.
+    let database = TestDatabase::create("nodes_logs").await?;
+    let directory = tempfile::tempdir()?;
+    let listener = Listener::start(&database, settings(directory.path())?).await?;
+    let pool = database.pool().await?;
+    listener.bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;
+    let machine = provided(&pool).await?;
+    let disk = node.disk();
+    let state = StateDirectory::open(disk.parent().context("a disk")?)?;
+    let identity = state.identity_or_new()?;
+    let ways = Settings::new(&listener.server.endpoints, &listener.server.ca_certificates(), 1);
+    let ways = ways.map_err(anyhow::Error::msg)?;
+    state.keep_enrolment(&Enrolment {
+        machine_id: machine,
+        bmdb_id: Uuid::new_v4(),
+        fences: [].into(),
+        holders: [].into(),
+        settings: ways.clone(),
+        revision: 1,
+    })?;
+    let agent = NewAgent {
+        public_key: identity.public_key().to_vec(),
+        boot_id: None,
+        version: "1".to_owned(),
+        supervision: "external".to_owned(),
+        fence: 1,
+    };
+    listener
+        .bmdb
+        .change_machine(machine, move |_| Decision {
+            changes: vec![FactChange::AgentStarted(agent.clone())],
+            events: Vec::new(),
+            answer: (),
+        })
+        .await?;
+    node.start_program(Path::new(env!("CARGO_BIN_EXE_roleserver")), ways)?;
+    until("it is heard", || async {
+        let heard: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM machine_agent_heartbeat").fetch_one(&pool).await?;
+        Ok(heard == 1)
+    })
+    .await
+    .with_context(|| node.report())?;
+
+    let (name, url) = (machine.to_string(), database.url().to_owned());
+    let dialect = database.mode().dialect().as_str();
+    let ask = async |arguments: &[&str]| -> Result<Value> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shepherdctl"));
+        command.args(["--direct", "--bmdb_dialect", dialect, "-o", "json", "logs", &name]).args(arguments);
+        command.env("SHEPHERD_BMDB_URL", &url).env_remove("SHEPHERD_CONTEXT").env("USER", "kim");
+        let output = tokio::process::Command::from(command).output().await?;
+        anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(serde_json::from_slice(&output.stdout)?)
+    };
+    let listed = ask(&[]).await?;
+    let names: Vec<_> =
+        listed["logs"].as_array().context("logs")?.iter().map(|log| log["log"].clone()).collect();
+    assert_eq!(names, ["roleserver", "etcd", "web/server"], "{listed}");
+    let service = ask(&["web/server"]).await?;
+    assert_eq!(service["lines"], serde_json::json!([format!("served by {}", node.id()?)]));
+    // etcd says when; all that it wrote is younger than a day.
+    let etcd = ask(&["etcd", "--since", "1d", "--lines", "5"]).await?;
+    assert_eq!((etcd["lines"].as_array().map(Vec::len), &etcd["note"]), (Some(5), &Value::Null), "{etcd}");
+    // Nobody kept what this role server says but itself.
+    let own = ask(&["roleserver", "--lines", "1000"]).await?;
+    let adopted = |line: &Value| {
+        line.as_str().is_some_and(|line| line.contains("a service that runs already was adopted"))
+    };
+    assert!(own["lines"].as_array().is_some_and(|lines| lines.iter().any(adopted)), "{own}");
+    node.stop().await?;
+    Ok(listener.stop().await?)
+}
