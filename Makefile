@@ -1,7 +1,7 @@
 # The front door. Each target is a few lines; what needs thought is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-hardware-report
+.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver kube-apiserver kube-programs sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-hardware-report
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -29,6 +29,12 @@ bench-compare: ## measure graphile-worker and pg-boss beside it, which npm insta
 
 roleserver: ## build the static program for machines
 	@tools/roleserver
+
+kube-apiserver: ## build a real kube-apiserver of Debian's source package into target/kubernetes/bin, once (minutes)
+	@tools/kubernetes
+
+kube-programs: ## and all other programs of Kubernetes beside it
+	@tools/kubernetes all
 
 sqlx-data: ## record what the database says about every statement into .sqlx
 	@tools/sqlx-data
