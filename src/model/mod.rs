@@ -22,6 +22,7 @@ pub mod fleet_sample;
 pub mod host_key;
 pub mod ids;
 pub mod issues;
+pub mod kubernetes;
 pub mod label;
 pub mod layout;
 pub mod log_request;

@@ -14,6 +14,7 @@
 //! | `declarations.json`, `about.json` | services | what the node is to run of operators' roles: see there |
 //! | `services/` | services | a directory for each service |
 //! | `artefacts/` | services | programs that were fetched, by their digests |
+//! | `kubernetes/bundles/` | kubernetes | bundles of programs, by their digests |
 //! | `etcd/` | etcd | its data, its sockets, the files it proves itself with |
 //!
 //! What is damaged of the first three, of credentials and of the epoch is an error that a person must look at: to make another key
@@ -160,6 +161,12 @@ impl Files {
     #[must_use]
     pub fn artefacts(&self) -> PathBuf {
         self.path.join("artefacts")
+    }
+
+    /// Where bundles of Kubernetes are.
+    #[must_use]
+    pub fn bundles(&self) -> PathBuf {
+        self.path.join("kubernetes/bundles")
     }
 
     /// What was asked, if anything was.

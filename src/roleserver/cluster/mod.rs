@@ -15,7 +15,7 @@
 //! * [`roles`][]: what the node is to do, from disk first and from the curator then.
 //! * [`status`][]: what the node says of itself. [`heartbeat`][]: that it lives.
 //! * [`certificate`][]: another one in time. [`directory`][]: where curators are, for the next start.
-//! * [`services`][]: what the node runs of operators' own roles.
+//! * [`services`][]: what the node runs of operators' own roles. [`kubernetes`][]: what it runs of Kubernetes.
 //! * [`worker`][]: all of it as one runnable.
 //!
 //! # The order in which things come to be on disk
@@ -36,6 +36,7 @@ pub mod etcd;
 pub mod facts;
 pub mod files;
 pub mod heartbeat;
+pub mod kubernetes;
 pub mod order;
 pub mod roles;
 pub mod services;

@@ -41,7 +41,9 @@ impl Store {
         self.0.join(hex::encode(artefact.0))
     }
 
-    fn part(&self, artefact: Sha256) -> PathBuf {
+    /// Where one is while it is fetched.
+    #[must_use]
+    pub fn part(&self, artefact: Sha256) -> PathBuf {
         self.0.join(format!("{}{PART}", hex::encode(artefact.0)))
     }
 
