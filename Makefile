@@ -1,7 +1,7 @@
 # The front door. Each target is a few lines; what needs thought is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver kube-apiserver kube-programs sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-hardware-report
+.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-hardware-report
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -35,6 +35,9 @@ kube-apiserver: ## build a real kube-apiserver of Debian's source package into t
 
 kube-programs: ## and all other programs of Kubernetes beside it
 	@tools/kubernetes all
+
+kube-bundle: ## everything that a node runs of Kubernetes, in one file named by its digest (ARGS='--controllers-only')
+	@tools/kube-bundle $(ARGS)
 
 sqlx-data: ## record what the database says about every statement into .sqlx
 	@tools/sqlx-data
