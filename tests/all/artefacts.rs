@@ -11,8 +11,10 @@ use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::retention::Retained;
 use shepherd::model::artefact::{PIECE, pieces};
 use shepherd::model::declaration::{Declaration, Sha256};
+use shepherd::model::kubernetes::bundle::Component;
 use shepherd::proto::agent::v1::FetchArtefactRequest;
 use shepherd::proto::curator::v1 as wire;
+use shepherd::roleserver::cluster::kubernetes::bundles::Bundles;
 use shepherd::roleserver::shepherds::{FetchError, Shepherds, Way, Ways};
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -22,6 +24,7 @@ use tonic::{Code, Status};
 use crate::bmdb_kit::until;
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::{Client, Listener, TestAgent, provided, settings, untold};
+use crate::harness::kube_bundle;
 use crate::harness::postgres::TestDatabase;
 
 struct World {
@@ -327,5 +330,31 @@ async fn artefact_that_a_role_is_declared_with_stays_until_it_is_declared_withou
     bmdb.undeclare_in_cluster(order(), "ams".to_owned(), "web".to_owned()).await?;
     bmdb.delete_artefact(order(), "one".to_owned()).await?;
     assert_eq!(bmdb.artefact_size(archive).await?, None);
+    Ok(world.listener.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bundle_of_kubernetes_comes_from_a_shepherd_and_anew_when_it_is_damaged() -> TestResult {
+    let world = World::new("artefacts_bundle").await?;
+    let file = kube_bundle::controllers(world.directory.path(), "1.20.2")?;
+    let digest = add(&world.listener.bmdb, &std::fs::read(&file)?).await?;
+    let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
+    let shepherds = world.shepherds(&agent, &[world.address()])?;
+    let directory = world.directory.path().join("node");
+
+    let other = Sha256([7; 32]);
+    let bundles = Bundles::open(directory.clone(), shepherds.clone());
+    let error = bundles.have(&other).await.err().context("a bundle that nobody has is here")?.to_string();
+    assert!(
+        error.contains("no shepherd has it; add it with shepherdctl artefacts add, or put it at"),
+        "{error}"
+    );
+
+    let bundle = bundles.have(&digest).await?;
+    let program = bundle.program(Component::KubeScheduler).map_err(anyhow::Error::msg)?;
+    let text = std::fs::read_to_string(&program)?;
+    std::fs::write(&program, text.replace("1.20.2", "1.20.9"))?;
+    let again = Bundles::open(directory, shepherds).have(&digest).await?;
+    assert_eq!((std::fs::read_to_string(&program)?, again.directory), (text, bundle.directory));
     Ok(world.listener.stop().await?)
 }

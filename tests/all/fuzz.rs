@@ -29,6 +29,8 @@ use proptest::sample::Index;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use prost::Message as _;
 use rustix::time::{ClockId, clock_gettime};
+use shepherd::model::kubernetes::archive::{self, Header};
+use shepherd::model::kubernetes::bundle::{LARGEST, Manifest};
 use shepherd::model::log_request::PART_LIMIT;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::codec;
@@ -78,6 +80,7 @@ const DECODERS: &[(&str, Decode)] = &[
     ("endpoint", endpoint),
     ("enrol-request", enrol_request),
     ("heartbeat-answer", heartbeat_answer),
+    ("kubernetes-bundle", kubernetes_bundle),
     ("machine-files", machine_files),
     ("state-files", state_files),
 ];
@@ -144,6 +147,26 @@ fn heartbeat_answer(bytes: &[u8]) -> Result<(), String> {
     let changed = settings.changed_by(&answer)?;
     assert!(!changed.endpoints.is_empty());
     assert_eq!(changed.changed_by(&answer)?, changed, "the same advice again is no news");
+    Ok(())
+}
+
+/// A manifest, or a bundle from its beginning.
+fn kubernetes_bundle(bytes: &[u8]) -> Result<(), String> {
+    if let Some(block) = bytes.first_chunk()
+        && let Ok(Some(header)) = Header::read(block)
+    {
+        assert!(header.padding() < block.len());
+    }
+    let manifest = if bytes.starts_with(&[0x1f, 0x8b]) {
+        archive::manifest(bytes)?
+    } else {
+        Manifest::read(bytes).map_err(|problems| problems.to_string())?
+    };
+    assert!(manifest.size() <= LARGEST);
+    for file in manifest.files() {
+        let plain = |word: &str| !word.is_empty() && !word.starts_with('.');
+        assert!(file.path.split('/').all(plain), "{:?} leads elsewhere", file.path);
+    }
     Ok(())
 }
 

@@ -17,6 +17,7 @@ mod bmdb_races;
 mod bmdb_retention;
 mod bmdb_work;
 mod budgets;
+mod bundles;
 mod callback;
 mod checker;
 mod cli;

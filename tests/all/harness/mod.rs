@@ -5,6 +5,7 @@ pub(crate) mod callback;
 pub(crate) mod child;
 pub(crate) mod etcd_servers;
 pub(crate) mod fleet;
+pub(crate) mod kube_bundle;
 pub(crate) mod line;
 pub(crate) mod memory;
 pub(crate) mod mode;

@@ -177,7 +177,10 @@ async fn what_an_archive_may_not_hold_is_refused_and_nothing_of_it_stays() {
             &|making| making.entries.push(("bin/ctr".to_owned(), tar::EntryType::Regular, b"x".to_vec())),
             "it holds \"bin/ctr\", which its manifest does not name",
         ),
-        (&|making| making.entries[0].2.push(b'x'), "of 22 bytes, and in its place is \"bin/kube-apiserver\" of 23"),
+        (
+            &|making| making.entries[0].2.push(b'x'),
+            "of 22 bytes, and in its place is \"bin/kube-apiserver\" of 23",
+        ),
         (&|making| making.entries[0].2[0] = b'x', "its digest is not that of the manifest"),
         (&|making| making.manifest["files"][0]["mode"] = json!("4755"), "is 0755, and not \"4755\""),
     ] {
