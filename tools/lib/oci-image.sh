@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Container images without a registry or a daemon: one layer, in the layout of the Open Container Initiative, which
 # `ctr images import` reads. The same files give the same bytes.
 #

@@ -63,8 +63,9 @@ impl Header {
 
     /// How many bytes stand behind its contents until the next block.
     #[must_use]
-    pub const fn padding(&self) -> usize {
-        (BLOCK - (self.size % BLOCK as u64) as usize) % BLOCK
+    pub fn padding(&self) -> usize {
+        let block = BLOCK as u64;
+        usize::try_from((block - self.size % block) % block).unwrap_or_default()
     }
 }
 

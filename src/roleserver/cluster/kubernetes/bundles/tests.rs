@@ -1,8 +1,13 @@
 use super::*;
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
+
+use crate::model::kubernetes::bundle::MANIFEST;
+use crate::roleserver::cluster::kubernetes::bundles::unpacking::{MANIFEST_DIGEST, RESERVE};
 
 /// A bundle as somebody might make it: any manifest, and any entries after it.
 struct Making {
@@ -69,6 +74,9 @@ impl Making {
         tar.into_inner().unwrap().finish().unwrap()
     }
 }
+
+/// What the disk does to an unpacked bundle.
+type Damage = fn(&Path);
 
 /// A node without any shepherd: archives are put there by hand.
 struct Node {
@@ -278,7 +286,6 @@ async fn crash_leaves_a_whole_bundle_or_none() {
 async fn what_the_disk_has_damaged_is_removed_and_comes_anew() {
     let archive = Making::good("1.20.2").bytes();
     let digest = sha256(&archive);
-    type Damage = fn(&Path);
     let damages: [Damage; 6] = [
         |directory| fs::write(directory.join("bin/kube-apiserver"), "#!/bin/sh\necho 1.20.3\n").unwrap(),
         |directory| fs::write(directory.join("cni/bridge"), "").unwrap(),
