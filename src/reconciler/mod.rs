@@ -16,7 +16,8 @@
 //!
 //! What they are carried out by:
 //!
-//! * [`objects`][]: what a pass is. [`service`][]: standing for election, and leading. [`waiting`][]: the gate, kept.
+//! * [`objects`][]: what a pass is, and the pass that keeps the objects of a Kubernetes and its cluster's add-ons.
+//! * [`service`][]: standing for election, and leading. [`waiting`][]: the gate, kept.
 //!
 //! # What holds
 //!
@@ -26,7 +27,9 @@
 //! * Objects change only while the status promises no more than holds before *and* after, or while there is none.
 //! * The status is written by whoever holds the lease, over what it has read, and never otherwise.
 //! * Only the newest release stands for election; a newer one that appears ends the leadership of an older one.
-//! * When all is done, the status describes exactly the release that did it.
+//! * When all is done, the status describes exactly the release that did it. An object whose name somebody else has taken
+//!   is told, and is no reason for not being done: nobody can hold up controllers with a name.
+//! * An object is deleted only by its label, and only while it is the one and the state that was judged.
 //! * Writes to Kubernetes cannot be bound to a lease in etcd. A former leader's may still arrive; what they spoil is
 //!   repaired by the next pass.
 //!

@@ -1,6 +1,29 @@
 //! The built-in objects, as whoever leads has them made.
+//!
+//! # How the files fit
+//!
+//! What is wanted: [`built_in`][] of the release, [`wishes`][] of the cluster, of which [`manifest`][] and [`add_ons`][] read
+//! what its add-ons declare. Decisions: [`compare`][] whether an object is as it should be, [`plan`][] what is done about
+//! it, [`answers`][] what a refusal means, [`sight`][] what of others' changes is news, [`trouble`][] what a person is
+//! told. I/O: [`kubernetes`][] the requests, [`served`][] which kinds there are, `watch` what is told in between, and
+//! [`pass`][], which brings all of it together and is an [`Objects`].
 
 use std::fmt;
+
+pub mod add_ons;
+pub mod answers;
+pub mod built_in;
+pub mod compare;
+pub mod kind;
+pub mod kubernetes;
+pub mod manifest;
+pub mod pass;
+pub mod plan;
+pub mod served;
+pub mod sight;
+pub mod trouble;
+mod watch;
+pub mod wishes;
 
 /// The objects of one release in one Kubernetes.
 ///
