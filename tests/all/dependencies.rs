@@ -10,6 +10,8 @@ use crate::harness::source;
 
 /// The service's own: a role server that linked them would be larger, and could reach what it must not.
 const NOT_ON_A_MACHINE: &[&str] = &["age", "axum", "reqwest", "russh", "sqlx", "sqlx-core", "sqlx-postgres"];
+/// A node's: thousands of types.
+const KUBERNETES: &[&str] = &["k8s-openapi", "kube"];
 /// `ring` is the one TLS provider: with two, rustls panics in whoever asks for the default first.
 const OTHER_TLS: &[&str] = &["aws-lc-rs", "aws-lc-sys", "native-tls", "openssl", "openssl-sys"];
 
@@ -18,6 +20,15 @@ fn the_role_server_links_no_sql_no_http_server_and_no_ssh() -> TestResult {
     let tree = packages(&["--no-default-features", "--features", "roleserver", "--edges", "normal"])?;
     assert!(tree.contains("tonic") && tree.contains("shepherd"), "not a role server: {tree:?}");
     assert_eq!(among(&tree, NOT_ON_A_MACHINE), Vec::<&str>::new());
+    Ok(())
+}
+
+#[test]
+fn only_what_is_on_a_node_speaks_to_kubernetes() -> TestResult {
+    let node = packages(&["--no-default-features", "--features", "roleserver", "--edges", "normal"])?;
+    assert_eq!(among(&node, KUBERNETES), KUBERNETES);
+    let operators = packages(&["--no-default-features", "--features", "shepherdctl", "--edges", "normal"])?;
+    assert_eq!(among(&operators, KUBERNETES), Vec::<&str>::new());
     Ok(())
 }
 

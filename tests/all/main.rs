@@ -49,6 +49,7 @@ mod many;
 mod metrics;
 mod newer_fence;
 mod nodes;
+mod objects;
 mod power;
 mod priority;
 mod private_postgres;

@@ -2,7 +2,7 @@
 
 mod controllers;
 mod gate;
-mod kit;
+pub(crate) mod kit;
 mod leading;
 mod model;
 mod rows;

@@ -1,0 +1,231 @@
+//! The release's objects are made, put right, made anew and deleted; what is somebody else's is left.
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use shepherd::reconciler::objects::Objects as _;
+use shepherd::reconciler::objects::built_in::{BuiltIn, STORAGE_PROVISIONER, built_in};
+use shepherd::reconciler::objects::compare::{holds, to_create};
+use shepherd::reconciler::objects::kind::{BUILT_IN, KEPT, Key, resource_version, uid};
+use shepherd::reconciler::objects::wishes::Wishes;
+
+use super::kit::{
+    EVERYTHING, Kept, Server, bindings, cluster_roles, everything, named, priorities, role, runtimes,
+};
+use crate::harness::aloud::TestResult;
+
+const NOTHING: [usize; 4] = [0, 0, 0, 0];
+
+#[tokio::test]
+async fn objects_are_made_put_right_and_deleted() -> TestResult {
+    Ok(made_put_right_and_deleted(&Server::simulated().await?).await?)
+}
+
+#[tokio::test]
+async fn objects_are_made_put_right_and_deleted_in_a_real_server() -> TestResult {
+    let Some(server) = Server::real().await? else { return Ok(()) };
+    Ok(made_put_right_and_deleted(&server).await?)
+}
+
+async fn made_put_right_and_deleted(server: &Server) -> Result<()> {
+    let other = server.other()?;
+    let kept = Kept::new(server, everything());
+    assert_eq!(kept.objects.plan().await?.lines().count(), EVERYTHING, "what a pass would do");
+    assert_eq!(kept.pass().await?, [EVERYTHING, 0, 0, 0]);
+    assert_eq!(kept.pass().await?, NOTHING);
+    assert_eq!(kept.objects.plan().await?, "");
+    // Somebody changes this, adds that, deletes those, and puts the label on something of his.
+    other.edit(&cluster_roles(), &named(STORAGE_PROVISIONER), |role| role["rules"] = json!([])).await?;
+    other
+        .edit(&bindings(), &named("shepherd:viewers"), |binding| {
+            binding["metadata"]["annotations"] = json!({"his": "own"});
+        })
+        .await?;
+    other.delete(&bindings(), &named("shepherd:owners")).await??;
+    other.create(&cluster_roles(), &role("his", "get", true)).await??;
+    other.create(&cluster_roles(), &role("his-own", "get", false)).await??;
+    let planned = kept.objects.plan().await?;
+    for line in [
+        "update clusterroles.rbac.authorization.k8s.io shepherd:storage-provisioner",
+        "create clusterrolebindings.rbac.authorization.k8s.io shepherd:owners",
+        "delete clusterroles.rbac.authorization.k8s.io his",
+    ] {
+        assert!(planned.lines().any(|planned| planned == line), "{line} is not in\n{planned}");
+    }
+    assert_eq!(planned.lines().count(), 3, "{planned}");
+    assert_eq!(kept.pass().await?, [1, 1, 0, 1]);
+    assert_eq!(kept.pass().await?, NOTHING);
+    let annotated = other.get(&bindings(), &named("shepherd:viewers")).await??;
+    assert_eq!(annotated["metadata"]["annotations"]["his"], "own", "what others say of an object stays");
+    assert!(other.get(&cluster_roles(), &named("his")).await?.is_err());
+    assert!(other.get(&cluster_roles(), &named("his-own")).await?.is_ok());
+    // What cannot be changed is made anew, and only that.
+    let before = other.get(&priorities(), &named("shepherd-spare-time")).await??;
+    other.delete(&priorities(), &named("shepherd-spare-time")).await??;
+    let mut wrong = before.clone();
+    wrong["value"] = json!(5);
+    for field in ["uid", "resourceVersion", "managedFields", "creationTimestamp"] {
+        wrong["metadata"].as_object_mut().context("it has metadata")?.remove(field);
+    }
+    other.create(&priorities(), &wrong).await??;
+    assert_eq!(kept.pass().await?, [0, 0, 1, 0]);
+    let after = other.get(&priorities(), &named("shepherd-spare-time")).await??;
+    assert_eq!(after["value"], before["value"]);
+    assert_eq!(kept.pass().await?, NOTHING);
+    // The cluster has fewer of them.
+    kept.wishes.send_replace(Some(Wishes::default()));
+    assert_eq!(kept.pass().await?, [0, 0, 0, 6]);
+    // A program that begins has nothing to do either.
+    assert_eq!(Kept::new(server, Wishes::default()).pass().await?, NOTHING);
+    assert_eq!(kept.troubles(), Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn all_that_a_server_would_fill_in_is_said() -> TestResult {
+    Ok(nothing_is_filled_in(&Server::simulated().await?).await?)
+}
+
+/// The one of Kubernetes 1.20 knows less than these types, and fills in nothing that they do not say.
+#[tokio::test]
+async fn all_that_a_real_server_would_fill_in_is_said() -> TestResult {
+    let Some(server) = Server::real().await? else { return Ok(()) };
+    Ok(nothing_is_filled_in(&server).await?)
+}
+
+async fn nothing_is_filled_in(server: &Server) -> Result<()> {
+    let api = server.api().await?;
+    for BuiltIn { kind, object } in built_in(&everything())? {
+        let sent = to_create(&object);
+        let mut made = api.create(&kind, &Key::of(&object), &sent).await?;
+        let metadata = made["metadata"].as_object_mut().context("it has metadata")?;
+        metadata.retain(|field, _| ["name", "labels", "annotations"].contains(&field.as_str()));
+        assert!(holds(&made, Some(&sent)), "what is not said is not kept: sent {sent}, and it became {made}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_somebody_elses_is_told_and_holds_up_nothing() -> TestResult {
+    Ok(clash(&Server::simulated().await?).await?)
+}
+
+#[tokio::test]
+async fn what_is_somebody_elses_is_told_and_holds_up_nothing_in_a_real_server() -> TestResult {
+    let Some(server) = Server::real().await? else { return Ok(()) };
+    Ok(clash(&server).await?)
+}
+
+async fn clash(server: &Server) -> Result<()> {
+    let other = server.other()?;
+    let theirs = other.create(&cluster_roles(), &role(STORAGE_PROVISIONER, "get", false)).await??;
+    let kept = Kept::new(server, everything());
+    let planned = kept.objects.plan().await?;
+    assert!(
+        planned.contains("cannot clusterroles.rbac.authorization.k8s.io shepherd:storage-provisioner"),
+        "{planned}"
+    );
+    for created in [EVERYTHING - 1, 0] {
+        assert_eq!(kept.pass().await?, [created, 0, 0, 0], "all others are made, and the pass is done");
+        let troubles = kept.troubles();
+        assert!(
+            troubles.len() == 1
+                && troubles[0].contains("made by somebody else")
+                && troubles[0].contains(
+                    "kubectl get clusterroles.rbac.authorization.k8s.io shepherd:storage-provisioner"
+                ),
+            "{troubles:?}"
+        );
+    }
+    let after = other.get(&cluster_roles(), &named(STORAGE_PROVISIONER)).await??;
+    assert_eq!(resource_version(&after), resource_version(&theirs), "it was not touched");
+    other.delete(&cluster_roles(), &named(STORAGE_PROVISIONER)).await??;
+    assert_eq!(kept.pass().await?, [1, 0, 0, 0]);
+    assert_eq!(kept.troubles(), Vec::<String>::new());
+    // Who takes the label off one of ours has not made it his.
+    other.edit(&runtimes(), &named("runc"), |class| class["metadata"]["labels"] = json!({})).await?;
+    assert_eq!(kept.pass().await?, [0, 1, 0, 0]);
+    let labelled = other.get(&runtimes(), &named("runc")).await??;
+    assert_eq!(labelled["metadata"]["labels"][KEPT], BUILT_IN);
+    assert_eq!(kept.pass().await?, NOTHING);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_not_what_was_judged_any_more_is_not_deleted() -> TestResult {
+    let server = Server::simulated().await?;
+    let (api, other) = (server.api().await?, server.other()?);
+    let stray = other.create(&cluster_roles(), &role("stray", "get", true)).await??;
+    let seen = shepherd::reconciler::objects::plan::Precondition::of(&stray);
+    // Between the list and the deletion somebody takes the label off.
+    other.edit(&cluster_roles(), &named("stray"), |role| role["metadata"]["labels"] = json!({})).await?;
+    let answer = api.delete(&cluster_roles(), &named("stray"), &seen).await;
+    assert!(answer.is_err(), "it was deleted, whatever it was");
+    let kept = Kept::new(&server, Wishes::default());
+    kept.pass().await?;
+    let left = other.get(&cluster_roles(), &named("stray")).await??;
+    assert_eq!(uid(&left), uid(&stray), "it is his now");
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_kind_that_fails_hides_no_other() -> TestResult {
+    let server = Server::simulated().await?;
+    let other = server.other()?;
+    // Held by somebody, and in the way of what is made of it.
+    let mut held = role(STORAGE_PROVISIONER, "get", true);
+    held["metadata"]["finalizers"] = json!(["somebody.example/holds"]);
+    other.create(&cluster_roles(), &held).await??;
+    other.delete(&cluster_roles(), &named(STORAGE_PROVISIONER)).await??;
+    let kept = Kept::new(&server, everything());
+    for _ in 0..2 {
+        let error = kept.objects.pass().await.unwrap_err().to_string();
+        assert!(error.contains("shepherd:storage-provisioner") && error.contains("finalizers"), "{error}");
+    }
+    assert!(other.get(&bindings(), &named("shepherd:owners")).await?.is_ok(), "the rest is made");
+    other
+        .edit(&cluster_roles(), &named(STORAGE_PROVISIONER), |role| {
+            role["metadata"]["finalizers"] = json!([])
+        })
+        .await?;
+    assert_eq!(kept.pass().await?, [1, 0, 0, 0]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_is_done_before_it_is_known_what_the_cluster_wishes() -> TestResult {
+    let server = Server::simulated().await?;
+    let kept = Kept::new(&server, everything());
+    assert_eq!(kept.pass().await?, [EVERYTHING, 0, 0, 0]);
+    // Another program, that does not know them.
+    let (wishes, receiver) = tokio::sync::watch::channel(None);
+    let objects = shepherd::reconciler::objects::pass::KubernetesObjects::new(server.connection(), receiver);
+    let error = objects.pass().await.unwrap_err().to_string();
+    assert!(error.contains("not known yet what the cluster wishes"), "{error}");
+    assert_eq!(kept.pass().await?, NOTHING, "it has taken nothing away");
+    wishes.send_replace(Some(everything()));
+    assert!(objects.pass().await?.is_nothing());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_thousand_strays_are_deleted() -> TestResult {
+    Ok(strays(&Server::simulated().await?, 1000).await?)
+}
+
+#[tokio::test]
+async fn a_thousand_strays_are_deleted_from_a_real_server() -> TestResult {
+    let Some(server) = Server::real().await? else { return Ok(()) };
+    Ok(strays(&server, 1000).await?)
+}
+
+async fn strays(server: &Server, many: usize) -> Result<()> {
+    let other = server.other()?;
+    for number in 0..many {
+        other.create(&cluster_roles(), &role(&format!("stray:{number}"), "get", true)).await??;
+    }
+    let kept = Kept::new(server, Wishes::default());
+    assert_eq!(kept.pass().await?, [5, 0, 0, many]);
+    assert_eq!(server.api().await?.list(&cluster_roles()).await?.items, Vec::<serde_json::Value>::new());
+    assert_eq!(kept.pass().await?, NOTHING);
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! What these tests have in common: a server of either kind, objects kept in it, and somebody else who changes them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use base64::Engine as _;
+use kube::api::{DeleteParams, GetParams, Patch, PatchParams, PostParams};
+use kube::core::{Request, Status};
+use serde_json::{Value, json};
+use shepherd::reconciler::objects::Objects as _;
+use shepherd::reconciler::objects::kind::{BUILT_IN, KEPT, Key, Kind, in_address};
+use shepherd::reconciler::objects::kubernetes::{Api, Connection, Kubernetes};
+use shepherd::reconciler::objects::pass::KubernetesObjects;
+use shepherd::reconciler::objects::wishes::{AddOn, StorageDriver, Wishes};
+use tokio::sync::watch;
+
+use super::real::Real;
+use super::server::Simulated;
+use crate::harness::etcd_servers::in_time;
+
+/// For what must not happen: long enough for a program that does it. No test is right because of it.
+pub(crate) const A_WHILE: Duration = Duration::from_millis(300);
+
+/// A server of either kind.
+pub(crate) enum Server {
+    Simulated(Simulated),
+    Real(Real),
+}
+
+impl Server {
+    pub(crate) async fn simulated() -> Result<Self> {
+        Ok(Self::Simulated(Simulated::start().await?))
+    }
+
+    pub(crate) async fn real() -> Result<Option<Self>> {
+        Ok(Real::start().await?.map(Self::Real))
+    }
+
+    pub(crate) fn in_this_process(&self) -> Result<&Simulated> {
+        match self {
+            Self::Simulated(server) => Ok(server),
+            Self::Real(_) => bail!("it is a real one"),
+        }
+    }
+
+    pub(crate) fn connection(&self) -> Connection {
+        match self {
+            Self::Simulated(server) => server.connection(),
+            Self::Real(server) => server.connection(),
+        }
+    }
+
+    /// As the reconciler asks it.
+    pub(crate) async fn api(&self) -> Result<Api> {
+        Ok(Kubernetes::new(self.connection()).api().await?)
+    }
+
+    /// As somebody else does.
+    pub(crate) fn other(&self) -> Result<Other> {
+        Other::new(&self.connection())
+    }
+}
+
+/// Objects that are kept, and the wishes of their cluster.
+pub(crate) struct Kept {
+    pub(crate) objects: KubernetesObjects,
+    pub(crate) wishes: watch::Sender<Option<Wishes>>,
+}
+
+impl Kept {
+    pub(crate) fn new(server: &Server, wishes: Wishes) -> Self {
+        let (wishes, receiver) = watch::channel(Some(wishes));
+        Self { objects: KubernetesObjects::new(server.connection(), receiver), wishes }
+    }
+
+    /// A pass: created, updated, replaced and deleted.
+    pub(crate) async fn pass(&self) -> Result<[usize; 4]> {
+        let passed = self.objects.pass().await?;
+        Ok([passed.created, passed.updated, passed.replaced, passed.deleted])
+    }
+
+    /// What stands in the way.
+    pub(crate) fn troubles(&self) -> Vec<String> {
+        self.objects.troubles().borrow().iter().map(ToString::to_string).collect()
+    }
+
+    pub(crate) async fn until_changed(&self) -> Result<()> {
+        in_time("a change to be told", self.objects.changed()).await
+    }
+
+    /// Whether a change is told that is none.
+    pub(crate) async fn is_told(&self) -> bool {
+        tokio::time::timeout(A_WHILE, self.objects.changed()).await.is_ok()
+    }
+
+    pub(crate) fn wish(&self, add_ons: &[(&str, &str)]) {
+        let add_ons = add_ons.iter().map(|(name, manifest)| add_on(name, manifest)).collect();
+        self.wishes.send_modify(|wishes| wishes.get_or_insert_default().add_ons = add_ons);
+    }
+}
+
+pub(crate) fn add_on(name: &str, manifest: &str) -> AddOn {
+    AddOn { name: name.to_owned(), manifest: manifest.as_bytes().to_vec() }
+}
+
+/// Wishes that have every built-in object made.
+pub(crate) fn everything() -> Wishes {
+    Wishes {
+        runtime_handlers: ["runc", "runsc"].map(str::to_owned).into(),
+        storage_driver: Some(StorageDriver {
+            name: "disks.example".to_owned(),
+            class: "disks".to_owned(),
+            parameters: BTreeMap::from([("tier".to_owned(), "fast".to_owned())]),
+            can_expand: true,
+            attaches: false,
+        }),
+        add_ons: Vec::new(),
+    }
+}
+
+/// How many objects that are.
+pub(crate) const EVERYTHING: usize = 11;
+
+pub(crate) fn kind(group: &str, kind: &str, plural: &str, namespaced: bool) -> Kind {
+    Kind {
+        group: group.to_owned(),
+        version: "v1".to_owned(),
+        kind: kind.to_owned(),
+        plural: plural.to_owned(),
+        namespaced,
+    }
+}
+
+pub(crate) fn cluster_roles() -> Kind {
+    kind("rbac.authorization.k8s.io", "ClusterRole", "clusterroles", false)
+}
+
+pub(crate) fn bindings() -> Kind {
+    kind("rbac.authorization.k8s.io", "ClusterRoleBinding", "clusterrolebindings", false)
+}
+
+pub(crate) fn priorities() -> Kind {
+    kind("scheduling.k8s.io", "PriorityClass", "priorityclasses", false)
+}
+
+pub(crate) fn runtimes() -> Kind {
+    kind("node.k8s.io", "RuntimeClass", "runtimeclasses", false)
+}
+
+pub(crate) fn config_maps() -> Kind {
+    kind("", "ConfigMap", "configmaps", true)
+}
+
+pub(crate) fn named(name: &str) -> Key {
+    Key { namespace: None, name: name.to_owned() }
+}
+
+pub(crate) fn in_default(name: &str) -> Key {
+    Key { namespace: Some("default".to_owned()), name: name.to_owned() }
+}
+
+/// A role that may do one thing, with the label or without.
+pub(crate) fn role(name: &str, verb: &str, labelled: bool) -> Value {
+    let labels = if labelled { json!({KEPT: BUILT_IN}) } else { json!({}) };
+    json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name, "labels": labels},
+        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": [verb]}]})
+}
+
+/// A manifest of one map with one value.
+pub(crate) fn map(name: &str, value: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}, namespace: default}}\ndata: {{key: {value}}}\n---\n"
+    )
+}
+
+/// Somebody else, called `somebody`.
+pub(crate) struct Other(kube::Client);
+
+type Answer = std::result::Result<Value, Box<Status>>;
+
+impl Other {
+    fn new(connection: &Connection) -> Result<Self> {
+        let mut config = kube::Config::new(connection.url.parse()?);
+        config.default_retry = false;
+        if let Some(identity) = &connection.identity {
+            let read = |path: &Path| std::fs::read(path).context("a file of the connection");
+            let encoded = |bytes: Vec<u8>| base64::engine::general_purpose::STANDARD.encode(bytes);
+            let authority = rustls::pki_types::pem::PemObject::from_pem_slice(&read(&identity.authority)?)?;
+            let authority: rustls::pki_types::CertificateDer<'_> = authority;
+            config.root_cert = Some(vec![authority.to_vec()]);
+            config.auth_info.client_certificate_data = Some(encoded(read(&identity.certificate)?));
+            config.auth_info.client_key_data = Some(encoded(read(&identity.key)?).into());
+        }
+        Ok(Self(kube::Client::try_from(config)?))
+    }
+
+    fn parameters() -> PostParams {
+        PostParams { field_manager: Some("somebody".to_owned()), ..PostParams::default() }
+    }
+
+    fn at(kind: &Kind, key: &Key) -> Request {
+        Request::new(kind.path(key.namespace.as_deref()))
+    }
+
+    fn answered(answer: kube::Result<Value>) -> Result<Answer> {
+        match answer {
+            Ok(object) => Ok(Ok(object)),
+            Err(kube::Error::Api(status)) => Ok(Err(status)),
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    pub(crate) async fn create(&self, kind: &Kind, object: &Value) -> Result<Answer> {
+        let request =
+            Self::at(kind, &Key::of(object)).create(&Self::parameters(), object.to_string().into_bytes())?;
+        Self::answered(self.0.request(request).await)
+    }
+
+    pub(crate) async fn get(&self, kind: &Kind, key: &Key) -> Result<Answer> {
+        let request = Self::at(kind, key).get(&in_address(&key.name), &GetParams::default())?;
+        Self::answered(self.0.request(request).await)
+    }
+
+    pub(crate) async fn replace(&self, kind: &Kind, object: &Value) -> Result<Answer> {
+        let key = Key::of(object);
+        let body = object.to_string().into_bytes();
+        let request = Self::at(kind, &key).replace(&in_address(&key.name), &Self::parameters(), body)?;
+        Self::answered(self.0.request(request).await)
+    }
+
+    pub(crate) async fn apply(&self, kind: &Kind, object: &Value, force: bool) -> Result<Answer> {
+        let key = Key::of(object);
+        let mut parameters = PatchParams::apply("somebody");
+        parameters.force = force;
+        let request =
+            Self::at(kind, &key).patch(&in_address(&key.name), &parameters, &Patch::Apply(object))?;
+        Self::answered(self.0.request(request).await)
+    }
+
+    pub(crate) async fn delete(&self, kind: &Kind, key: &Key) -> Result<Answer> {
+        let request = Self::at(kind, key).delete(&in_address(&key.name), &DeleteParams::default())?;
+        Self::answered(self.0.request(request).await)
+    }
+
+    /// Reads an object, changes it, and writes it.
+    pub(crate) async fn edit(&self, kind: &Kind, key: &Key, edit: impl FnOnce(&mut Value)) -> Result<Value> {
+        let mut object = self.get(kind, key).await??;
+        edit(&mut object);
+        Ok(self.replace(kind, &object).await??)
+    }
+}

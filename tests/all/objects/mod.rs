@@ -1,0 +1,11 @@
+//! The objects of Kubernetes as the reconciler keeps them: against a server in this process, and against the real one.
+
+mod add_ons;
+mod keeping;
+mod kit;
+mod leading;
+mod real;
+mod semantics;
+mod server;
+mod steady;
+mod watching;

@@ -1,0 +1,171 @@
+//! A real API server of Kubernetes, with an etcd of its own.
+//!
+//! It is taken from the directory that `KUBEBUILDER_ASSETS` names, which is how others who test against Kubernetes find
+//! theirs, or from `target/kubernetes/bin`, where `make kube-apiserver` puts one. Where there is none a test says so in a
+//! line that `tools/test` counts; with `REQUIRE_KUBERNETES=1` it fails.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    PKCS_ECDSA_P256_SHA256,
+};
+use shepherd::reconciler::objects::kubernetes::{AskError, Connection, Identity, Kubernetes};
+
+use super::kit::{cluster_roles, kind, named};
+use crate::harness::aloud::aloud;
+use crate::harness::child::{Program, guarded};
+use crate::harness::etcd_servers::{Cluster, PATIENCE};
+use crate::harness::{port, source};
+
+/// What a test says that needs one and has none. `tools/test` counts these lines.
+const SKIPPED: &str = "skipped, for want of a kube-apiserver: make kube-apiserver, or set KUBEBUILDER_ASSETS";
+const NAME: &str = "kube-apiserver";
+
+pub(crate) struct Real {
+    /// Before the rest, which it uses until it ends.
+    program: Option<Program>,
+    etcd: Cluster,
+    address: SocketAddr,
+    assets: PathBuf,
+}
+
+/// Where the programs are; `None` where they are not, and need not be.
+fn assets() -> Result<Option<PathBuf>> {
+    let required = std::env::var("REQUIRE_KUBERNETES").is_ok_and(|value| value == "1");
+    if let Some(named) = std::env::var_os("KUBEBUILDER_ASSETS") {
+        let named = PathBuf::from(named);
+        ensure!(named.join(NAME).is_file(), "KUBEBUILDER_ASSETS is {}, which has no {NAME}", named.display());
+        return Ok(Some(named));
+    }
+    let made = source::root().join("target/kubernetes/bin");
+    if made.join(NAME).is_file() {
+        return Ok(Some(made));
+    }
+    ensure!(!required, "REQUIRE_KUBERNETES is 1, and there is no {NAME}: make kube-apiserver");
+    aloud(SKIPPED);
+    Ok(None)
+}
+
+fn key() -> Result<KeyPair> {
+    Ok(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)
+}
+
+fn signed(
+    names: Vec<String>,
+    subject: &[(DnType, &str)],
+    purpose: ExtendedKeyUsagePurpose,
+    issuer: &Issuer<'_, KeyPair>,
+) -> Result<(Certificate, KeyPair)> {
+    let key = key()?;
+    let mut parameters = CertificateParams::new(names)?;
+    for (kind, value) in subject {
+        parameters.distinguished_name.push(kind.clone(), *value);
+    }
+    parameters.extended_key_usages = vec![purpose];
+    let certificate = parameters.signed_by(&key, issuer)?;
+    Ok((certificate, key))
+}
+
+impl Real {
+    /// Starts one, if it is there to be started.
+    pub(crate) async fn start() -> Result<Option<Self>> {
+        let Some(assets) = assets()? else { return Ok(None) };
+        let mut real =
+            Self { program: None, etcd: Cluster::start(1).await?, address: port::reserved()?, assets };
+        let mut authority = CertificateParams::new(Vec::new())?;
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        authority.distinguished_name.push(DnType::CommonName, "authority");
+        let authority_key = key()?;
+        let authority_certificate = authority.self_signed(&authority_key)?;
+        let issuer = Issuer::new(authority, authority_key);
+        let server = signed(
+            vec!["127.0.0.1".to_owned()],
+            &[(DnType::CommonName, "server")],
+            ExtendedKeyUsagePurpose::ServerAuth,
+            &issuer,
+        )?;
+        let subject =
+            [(DnType::CommonName, "shepherd:reconciler"), (DnType::OrganizationName, "system:masters")];
+        let ours = signed(Vec::new(), &subject, ExtendedKeyUsagePurpose::ClientAuth, &issuer)?;
+        let accounts = key()?;
+        for (name, text) in [
+            ("ca.pem", authority_certificate.pem()),
+            ("server.pem", server.0.pem()),
+            ("server.key", server.1.serialize_pem()),
+            ("client.pem", ours.0.pem()),
+            ("client.key", ours.1.serialize_pem()),
+            ("accounts.key", accounts.serialize_pem()),
+            ("accounts.pub", accounts.public_key_pem()),
+        ] {
+            std::fs::write(real.etcd.path(name), text)?;
+        }
+        real.run().await?;
+        Ok(Some(real))
+    }
+
+    pub(crate) fn connection(&self) -> Connection {
+        Connection {
+            url: format!("https://{}", self.address),
+            identity: Some(Identity {
+                authority: self.etcd.path("ca.pem"),
+                certificate: self.etcd.path("client.pem"),
+                key: self.etcd.path("client.key"),
+            }),
+        }
+    }
+
+    /// Kills it as a power cut does.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.program.take().context("it does not run")?.kill()
+    }
+
+    /// Starts it, and waits until it serves all that a pass asks for.
+    pub(crate) async fn run(&mut self) -> Result<()> {
+        let path = |name: &str| self.etcd.path(name).display().to_string();
+        let mut command = guarded(self.assets.join(NAME));
+        command
+            .arg(format!("--etcd-servers=unix://{}", path("m0-client:1")))
+            .args(["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none"])
+            .arg(format!("--secure-port={}", self.address.port()))
+            .args(["--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC"])
+            .args(["--service-account-issuer=https://kubernetes.default.svc", "--cert-dir"])
+            .arg(path("certificates"));
+        for (flag, name) in [
+            ("--client-ca-file", "ca.pem"),
+            ("--tls-cert-file", "server.pem"),
+            ("--tls-private-key-file", "server.key"),
+            ("--service-account-key-file", "accounts.pub"),
+            ("--service-account-signing-key-file", "accounts.key"),
+        ] {
+            command.arg(format!("{flag}={}", path(name)));
+        }
+        let log = self.etcd.path("apiserver.log");
+        self.program = Some(Program::spawn_logged(&mut command, &log)?);
+        let kubernetes = Kubernetes::new(self.connection());
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let api = kubernetes.api().await?;
+            let serves = async || -> Result<bool, AskError> {
+                // What it makes itself when it begins.
+                let [role, namespace] = ["cluster-admin", "default"].map(named);
+                Ok(api.get(&cluster_roles(), &role).await?.is_some()
+                    && api.get(&kind("", "Namespace", "namespaces", false), &namespace).await?.is_some())
+            };
+            match serves().await {
+                Ok(true) => return Ok(()),
+                other => {
+                    let ended = self.program.as_mut().context("it was started")?.ended()?;
+                    if ended.is_some() || Instant::now() > end {
+                        let said = std::fs::read_to_string(&log)?;
+                        bail!("{NAME} does not serve ({other:?}), ended: {ended:?}; it said: {said}");
+                    }
+                }
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+}

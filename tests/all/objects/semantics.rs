@@ -1,0 +1,218 @@
+//! What is relied on of an API server: the same holds of the one in this process and of the real one.
+
+use anyhow::{Context as _, Result, bail};
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+use shepherd::reconciler::objects::answers::{Refusal, refusal};
+use shepherd::reconciler::objects::compare::{applied_fields, was_written_by_us};
+use shepherd::reconciler::objects::kind::{KEPT, Kind, is_ending, resource_version, uid};
+use shepherd::reconciler::objects::kubernetes::{Api, AskError, Told};
+use shepherd::reconciler::objects::plan::Precondition;
+use shepherd::reconciler::objects::served::Served;
+
+use super::kit::{
+    Server, bindings, cluster_roles, config_maps, in_default, named, priorities, role, runtimes,
+};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::in_time;
+
+#[tokio::test]
+async fn server_in_this_process_keeps_the_semantics() -> TestResult {
+    Ok(suite(&Server::simulated().await?).await?)
+}
+
+#[tokio::test]
+async fn real_server_keeps_the_semantics() -> TestResult {
+    let Some(server) = Server::real().await? else { return Ok(()) };
+    Ok(suite(&server).await?)
+}
+
+async fn suite(server: &Server) -> Result<()> {
+    versions_and_names(server).await.context("versions and names")?;
+    what_cannot_be_changed(server).await.context("what cannot be changed")?;
+    preconditions(server).await.context("preconditions")?;
+    labels(server).await.context("labels")?;
+    watches(server).await.context("watches")?;
+    applying(server).await.context("applying")?;
+    kinds(server).await.context("kinds")
+}
+
+fn refused<T: std::fmt::Debug>(answer: Result<T, AskError>) -> Refusal {
+    assert!(matches!(answer, Err(AskError::Refused(_))), "it was not refused: {answer:?}");
+    match answer {
+        Err(AskError::Refused(status)) => refusal(&status),
+        _ => Refusal::Other,
+    }
+}
+
+async fn versions_and_names(server: &Server) -> Result<()> {
+    let (api, roles, key) = (server.api().await?, cluster_roles(), named("suite:a"));
+    assert_eq!(api.get(&roles, &key).await?, None);
+    let first = api.create(&roles, &key, &role("suite:a", "get", true)).await?;
+    assert!(!uid(&first).is_empty() && !resource_version(&first).is_empty() && was_written_by_us(&first));
+    assert_eq!(refused(api.create(&roles, &key, &role("suite:a", "get", true)).await), Refusal::NameTaken);
+    let mut second = first.clone();
+    second["rules"][0]["verbs"] = json!(["list"]);
+    let second = api.replace(&roles, &key, &second).await?;
+    assert_ne!(resource_version(&second), resource_version(&first));
+    assert_eq!(uid(&second), uid(&first));
+    let mut stale = first.clone();
+    stale["rules"][0]["verbs"] = json!(["watch"]);
+    assert_eq!(refused(api.replace(&roles, &key, &stale).await), Refusal::Raced, "a stale version");
+    let unchanged = api.replace(&roles, &key, &second).await?;
+    assert_eq!(
+        resource_version(&unchanged),
+        resource_version(&second),
+        "a write that changes nothing is none"
+    );
+    assert_eq!(
+        refused(api.delete(&roles, &named("suite:never"), &Precondition::of(&first)).await),
+        Refusal::Gone
+    );
+    Ok(())
+}
+
+async fn changed(api: &Api, kind: &Kind, object: Value, change: impl FnOnce(&mut Value)) -> Result<Refusal> {
+    let key = named(object["metadata"]["name"].as_str().context("it has a name")?);
+    let mut made = api.create(kind, &key, &object).await?;
+    change(&mut made);
+    Ok(refused(api.replace(kind, &key, &made).await))
+}
+
+async fn what_cannot_be_changed(server: &Server) -> Result<()> {
+    let api = server.api().await?;
+    let runtime = |name: &str| json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "one"});
+    let judged =
+        changed(&api, &runtimes(), runtime("suite-a"), |object| object["handler"] = json!("two")).await?;
+    assert_eq!(judged, Refusal::Immutable, "one cause");
+    let judged =
+        changed(&api, &runtimes(), runtime("suite-b"), |object| object["handler"] = json!("Not A Name"))
+            .await?;
+    assert_eq!(judged, Refusal::Other, "it cannot be changed, and would not do either");
+    let priority = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "suite"},
+        "value": 7});
+    let judged = changed(&api, &priorities(), priority, |object| object["value"] = json!(8)).await?;
+    assert_eq!(judged, Refusal::Immutable, "in other words");
+    let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": {"name": "suite:b"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+        "name": "view"}, "subjects": [{"kind": "User", "name": "u"}]});
+    let judged =
+        changed(&api, &bindings(), binding, |object| object["roleRef"]["name"] = json!("edit")).await?;
+    assert_eq!(judged, Refusal::Immutable, "in yet others");
+    let filled = api.get(&bindings(), &named("suite:b")).await?.context("it was made")?;
+    assert_eq!(filled["subjects"][0]["apiGroup"], "rbac.authorization.k8s.io", "filled in");
+    Ok(())
+}
+
+async fn preconditions(server: &Server) -> Result<()> {
+    let (api, roles, key) = (server.api().await?, cluster_roles(), named("suite:c"));
+    let first = api.create(&roles, &key, &role("suite:c", "get", false)).await?;
+    let mut second = first.clone();
+    second["rules"][0]["verbs"] = json!(["list"]);
+    let second = api.replace(&roles, &key, &second).await?;
+    assert_eq!(
+        refused(api.delete(&roles, &key, &Precondition::of(&first)).await),
+        Refusal::Raced,
+        "another state"
+    );
+    let mut another = Precondition::of(&second);
+    another.uid = "00000000-0000-0000-0000-000000000000".to_owned();
+    assert_eq!(refused(api.delete(&roles, &key, &another).await), Refusal::Raced, "another object");
+    api.delete(&roles, &key, &Precondition::of(&second)).await?;
+    assert_eq!(api.get(&roles, &key).await?, None);
+    let again = api.create(&roles, &key, &role("suite:c", "get", false)).await?;
+    assert_ne!(uid(&again), uid(&second));
+    // Whoever asked to be waited for is.
+    let mut held = again.clone();
+    held["metadata"]["finalizers"] = json!(["suite.example/held"]);
+    let held = api.replace(&roles, &key, &held).await?;
+    api.delete(&roles, &key, &Precondition::of(&held)).await?;
+    let ending = api.get(&roles, &key).await?.context("it is held")?;
+    assert!(is_ending(&ending));
+    let mut let_go = ending.clone();
+    let_go["metadata"].as_object_mut().context("it has metadata")?.remove("finalizers");
+    api.replace(&roles, &key, &let_go).await?;
+    assert_eq!(api.get(&roles, &key).await?, None);
+    Ok(())
+}
+
+async fn labels(server: &Server) -> Result<()> {
+    let (api, roles) = (server.api().await?, cluster_roles());
+    api.create(&roles, &named("suite:d"), &role("suite:d", "get", true)).await?;
+    api.create(&roles, &named("suite:e"), &role("suite:e", "get", false)).await?;
+    let listed = api.list(&roles).await?;
+    let names: Vec<&str> =
+        listed.items.iter().filter_map(|object| object["metadata"]["name"].as_str()).collect();
+    assert!(names.contains(&"suite:d") && !names.contains(&"suite:e"), "{names:?}");
+    let listed_alone = listed.items.iter().find(|object| object["metadata"]["name"] == "suite:d");
+    let read_alone = api.get(&roles, &named("suite:d")).await?;
+    assert_eq!(listed_alone, read_alone.as_ref(), "an object says the same in a list and alone");
+    let newest = listed.items.iter().filter_map(|object| resource_version(object).parse::<u64>().ok()).max();
+    assert!(listed.resource_version.parse::<u64>()? >= newest.context("versions are numbers")?);
+    Ok(())
+}
+
+async fn watches(server: &Server) -> Result<()> {
+    let (api, other, roles) = (server.api().await?, server.other()?, cluster_roles());
+    let from = api.list(&roles).await?.resource_version;
+    let events = api.watch(&roles, &from).await?;
+    tokio::pin!(events);
+    let mut next = async || -> Result<Told> {
+        loop {
+            let event = in_time("an event", events.next()).await?.context("the watch ended")??;
+            if !matches!(event, Told::Nothing(_)) {
+                return Ok(event);
+            }
+        }
+    };
+    let key = named("suite:f");
+    other.create(&roles, &role("suite:unlabelled", "get", false)).await??;
+    let made = other.create(&roles, &role("suite:f", "get", true)).await??;
+    assert_eq!(next().await?, Told::Is(made), "and nothing of what has no label");
+    let edited = other.edit(&roles, &key, |object| object["rules"][0]["verbs"] = json!(["list"])).await?;
+    assert_eq!(next().await?, Told::Is(edited));
+    other.edit(&roles, &key, |object| object["metadata"]["labels"] = json!({})).await?;
+    let taken = next().await?;
+    let Told::Gone(last) = &taken else { bail!("the label was taken off: {taken:?}") };
+    assert_eq!(last["metadata"]["name"], "suite:f");
+    let labelled =
+        other.edit(&roles, &key, |object| object["metadata"]["labels"] = json!({KEPT: "built-in"})).await?;
+    assert_eq!(next().await?, Told::Is(labelled.clone()));
+    other.delete(&roles, &key).await??;
+    let gone = next().await?;
+    let Told::Gone(last) = &gone else { bail!("it was deleted: {gone:?}") };
+    let number = |object: &Value| resource_version(object).parse::<u64>();
+    assert!(number(last)? > number(&labelled)?, "the version is that of its end");
+    Ok(())
+}
+
+async fn applying(server: &Server) -> Result<()> {
+    let (api, other, maps, key) = (server.api().await?, server.other()?, config_maps(), in_default("suite"));
+    let said = |data: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "suite", "namespace": "default"}, "data": data});
+    let first = api.apply(&maps, &key, &said(json!({"a": "1", "b": "1"}))).await?;
+    let fields = applied_fields(&first).context("what was applied is recorded")?;
+    let again = api.apply(&maps, &key, &said(json!({"a": "1", "b": "1"}))).await?;
+    assert_eq!(resource_version(&again), resource_version(&first), "what is so already is no write");
+    let refused = other.apply(&maps, &said(json!({"a": "2"})), false).await?.err().context("it is theirs")?;
+    assert_eq!((refused.code, refusal(&refused)), (409, Refusal::Raced), "{refused:?}");
+    let added = other.edit(&maps, &key, |object| object["data"]["theirs"] = json!("1")).await?;
+    assert_eq!(applied_fields(&added).as_ref(), Some(&fields), "what is theirs takes nothing of ours");
+    let taken = other.edit(&maps, &key, |object| object["data"]["a"] = json!("3")).await?;
+    assert_ne!(applied_fields(&taken).as_ref(), Some(&fields), "what they change is theirs");
+    let back = api.apply(&maps, &key, &said(json!({"a": "1", "b": "1"}))).await?;
+    assert_eq!(back["data"], json!({"a": "1", "b": "1", "theirs": "1"}));
+    assert_eq!(applied_fields(&back).as_ref(), Some(&fields));
+    let less = api.apply(&maps, &key, &said(json!({"a": "1"}))).await?;
+    assert_eq!(less["data"], json!({"a": "1", "theirs": "1"}), "what is not said any more goes");
+    Ok(())
+}
+
+async fn kinds(server: &Server) -> Result<()> {
+    let served = Served::ask(&server.api().await?).await?;
+    for wanted in shepherd::reconciler::objects::built_in::kinds().into_iter().chain([config_maps()]) {
+        assert_eq!(served.find(&wanted.api_version(), &wanted.kind), Some(&wanted));
+        assert!(served.all().iter().any(|kind| kind.resource() == wanted.resource()));
+    }
+    assert_eq!(served.find("example.com/v1", "Thing"), None);
+    Ok(())
+}

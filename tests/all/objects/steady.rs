@@ -1,0 +1,51 @@
+//! What a pass costs when there is nothing to do, whatever there is.
+
+use std::collections::BTreeMap;
+
+use shepherd::reconciler::objects::wishes::Wishes;
+
+use super::kit::{Kept, Server, everything, map};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::until;
+
+const NOTHING: [usize; 4] = [0, 0, 0, 0];
+
+#[tokio::test]
+async fn a_pass_asks_once_for_each_kind_however_many_objects_there_are() -> TestResult {
+    for objects in [1, 200] {
+        let server = Server::simulated().await?;
+        // Ten that belong to the release.
+        let wishes = Wishes { runtime_handlers: ["runc".to_owned()].into(), ..everything() };
+        let kept = Kept::new(&server, wishes);
+        let manifest: String = (0..objects).map(|number| map(&format!("map-{number}"), "one")).collect();
+        kept.wish(&[("dns", &manifest)]);
+        assert_eq!(kept.pass().await?, [10 + objects, 0, 0, 0]);
+        let simulated = server.in_this_process()?;
+        until("all kinds are watched", async || Ok(simulated.watches() == 7)).await?;
+        simulated.asked();
+        for _ in 0..3 {
+            assert_eq!(kept.pass().await?, NOTHING);
+            let mut asked = BTreeMap::new();
+            for request in simulated.asked() {
+                *asked.entry(request).or_insert(0) += 1;
+            }
+            let expected = [
+                "GET /api/v1/configmaps",
+                "GET /apis/node.k8s.io/v1/runtimeclasses",
+                "GET /apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+                "GET /apis/rbac.authorization.k8s.io/v1/clusterroles",
+                "GET /apis/scheduling.k8s.io/v1/priorityclasses",
+                "GET /apis/storage.k8s.io/v1/csidrivers",
+                "GET /apis/storage.k8s.io/v1/storageclasses",
+            ];
+            let expected: BTreeMap<String, i32> = expected.map(|request| (request.to_owned(), 1)).into();
+            assert_eq!(
+                asked, expected,
+                "with {objects} objects: one list for each kind, and the watches add none"
+            );
+        }
+        assert!(!kept.is_told().await);
+        assert_eq!(simulated.asked(), Vec::<String>::new(), "nor do they ask in between");
+    }
+    Ok(())
+}
