@@ -222,8 +222,8 @@ mod tests {
         }
     }
 
-    fn asked() -> Option<Asked> {
-        Some(Asked { at: at(5), by: "kim".to_owned() })
+    fn asked() -> Asked {
+        Asked { at: at(5), by: "kim".to_owned() }
     }
 
     fn former(key: Public, removed: Option<u32>) -> Former {
@@ -237,11 +237,17 @@ mod tests {
         for (what, keys, by, day, expected) in [
             ("nothing is wanted", keys(), Current, 29, None),
             ("it is old", keys(), Current, 30, Some(Step::Make)),
-            ("somebody wants another one", Keys { asked: asked(), ..keys() }, Current, 6, Some(Step::Make)),
+            (
+                "somebody wants another one",
+                Keys { asked: Some(asked()), ..keys() },
+                Current,
+                6,
+                Some(Step::Make),
+            ),
             ("one is made", Keys { next: Some(NEXT), ..keys() }, Current, 6, Some(introduce)),
             (
                 "one is made, and wanted",
-                Keys { next: Some(NEXT), asked: asked(), ..keys() },
+                Keys { next: Some(NEXT), asked: Some(asked()), ..keys() },
                 Current,
                 99,
                 Some(introduce),
@@ -262,7 +268,7 @@ mod tests {
             ),
             (
                 "another one is wanted meanwhile",
-                Keys { former: vec![former(OLD, None)], asked: asked(), ..keys() },
+                Keys { former: vec![former(OLD, None)], asked: Some(asked()), ..keys() },
                 Current,
                 99,
                 Some(Step::Remove(OLD)),
@@ -297,7 +303,7 @@ mod tests {
             ),
             (
                 "it came back from a snapshot of before",
-                Keys { former: vec![former(OLD, None)], asked: asked(), next: Some(NEXT), ..keys() },
+                Keys { former: vec![former(OLD, None)], asked: Some(asked()), next: Some(NEXT), ..keys() },
                 Which::Former(OLD),
                 99,
                 Some(Step::Introduce(Current)),
@@ -323,7 +329,7 @@ mod tests {
             (keys(), 29, None),
             (keys(), 30, Some("which is 30d0h old")),
             (Keys { next: Some(NEXT), ..keys() }, 2, Some("which is 2d0h old")),
-            (Keys { asked: asked(), next: Some(NEXT), ..keys() }, 6, Some("as kim ordered 1d0h ago")),
+            (Keys { asked: Some(asked()), next: Some(NEXT), ..keys() }, 6, Some("as kim ordered 1d0h ago")),
             (Keys { former: vec![former(OLD, None)], ..keys() }, 2, Some("a former key")),
             (
                 Keys { former: vec![former(OLD, None), former(OLDER, None)], ..keys() },
@@ -331,7 +337,11 @@ mod tests {
                 Some("2 former keys"),
             ),
             (Keys { former: vec![former(OLD, Some(1))], ..keys() }, 2, None),
-            (Keys { refused_since: Some(at(1)), asked: asked(), ..keys() }, 3, Some("refused every key")),
+            (
+                Keys { refused_since: Some(at(1)), asked: Some(asked()), ..keys() },
+                3,
+                Some("refused every key"),
+            ),
         ] {
             let said = waits(&keys, DEFAULT_ROTATION, at(day));
             match (said, expected) {
@@ -425,7 +435,7 @@ mod tests {
     }
 
     fn founded() -> World {
-        let keys = Keys { oldest_snapshot: Some(at(0)), asked: asked(), ..keys() };
+        let keys = Keys { oldest_snapshot: Some(at(0)), asked: Some(asked()), ..keys() };
         World { keys, current: CURRENT, made: 100, owners: vec![CURRENT], removed: Vec::new(), way: None }
     }
 

@@ -75,7 +75,7 @@ impl Manifests {
         for (add_on, declared) in &self.read {
             for object in declared {
                 if let Err(trouble) = ask_for(&mut asked, add_on, object, served, &taken) {
-                    asked.troubles.push(trouble);
+                    asked.troubles.push(*trouble);
                 }
             }
         }
@@ -89,14 +89,14 @@ fn ask_for(
     declared: &Declared,
     served: &Served,
     taken: impl Fn(&Resource, &Key) -> bool,
-) -> Result<(), Trouble> {
+) -> Result<(), Box<Trouble>> {
     let Declared { api_version, kind, name, .. } = declared;
     let Some(kind) = served.find(api_version, kind) else {
-        return Err(Trouble {
+        return Err(Box::new(Trouble {
             subject: Subject::AddOn(add_on.to_owned()),
             why: format!("this cluster has no kind {kind} of {api_version}, of which it declares {name}"),
             remedy: "declare what brings the kind, or wait until it has".to_owned(),
-        });
+        }));
     };
     let namespace =
         kind.namespaced.then(|| declared.namespace.clone().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()));
@@ -104,11 +104,11 @@ fn ask_for(
     let (resource, object) = (kind.resource(), placed(&declared.object, key.namespace.as_deref()));
     let (_, wanted) = asked.kinds.entry(resource.clone()).or_insert_with(|| (kind.clone(), BTreeMap::new()));
     if taken(&resource, &key) || wanted.contains_key(&key) {
-        return Err(Trouble {
+        return Err(Box::new(Trouble {
             subject: Subject::object(Some(add_on), &resource, &key),
             why: "it belongs to the release, or to another add-on".to_owned(),
             remedy: "take it out of the manifest, or give it another name".to_owned(),
-        });
+        }));
     }
     let (add_on, kind, digest) = (add_on.to_owned(), kind.clone(), declared.digest.clone());
     wanted.insert(key, Wanted::Applied { add_on, kind, object, digest });

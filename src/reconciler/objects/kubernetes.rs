@@ -183,8 +183,9 @@ impl Kubernetes {
 impl Api {
     /// All of a kind that carries the label.
     pub async fn list(&self, kind: &Kind) -> Result<List, AskError> {
-        let request =
-            Request::new(kind.path(None)).list(&ListParams::default().labels(KEPT)).map_err(unsent)?;
+        let request = Request::new(kind.path(None))
+            .list(&ListParams::default().labels(KEPT))
+            .map_err(|error| unsent(&error))?;
         let mut list: Value = within(self.0.request(request)).await?;
         let resource_version =
             list.pointer("/metadata/resourceVersion").and_then(Value::as_str).unwrap_or_default();
@@ -204,7 +205,9 @@ impl Api {
 
     /// One object.
     pub async fn get(&self, kind: &Kind, key: &Key) -> Result<Option<Value>, AskError> {
-        let request = at(kind, key).get(&in_address(&key.name), &GetParams::default()).map_err(unsent)?;
+        let request = at(kind, key)
+            .get(&in_address(&key.name), &GetParams::default())
+            .map_err(|error| unsent(&error))?;
         match within(self.0.request(request)).await {
             Ok(object) => Ok(Some(object)),
             Err(AskError::Refused(status)) if status.is_not_found() => Ok(None),
@@ -214,14 +217,17 @@ impl Api {
 
     /// Makes an object that is not there.
     pub async fn create(&self, kind: &Kind, key: &Key, object: &Value) -> Result<Value, AskError> {
-        let request = at(kind, key).create(&as_us(), object.to_string().into_bytes()).map_err(unsent)?;
+        let request = at(kind, key)
+            .create(&as_us(), object.to_string().into_bytes())
+            .map_err(|error| unsent(&error))?;
         within(self.0.request(request)).await
     }
 
     /// Writes an object that is as it was seen: it says its version.
     pub async fn replace(&self, kind: &Kind, key: &Key, object: &Value) -> Result<Value, AskError> {
         let body = object.to_string().into_bytes();
-        let request = at(kind, key).replace(&in_address(&key.name), &as_us(), body).map_err(unsent)?;
+        let request =
+            at(kind, key).replace(&in_address(&key.name), &as_us(), body).map_err(|error| unsent(&error))?;
         within(self.0.request(request)).await
     }
 
@@ -229,7 +235,9 @@ impl Api {
     pub async fn apply(&self, kind: &Kind, key: &Key, object: &Value) -> Result<Value, AskError> {
         let parameters = PatchParams::apply(MANAGER).force();
         let patch = Patch::Apply(object);
-        let request = at(kind, key).patch(&in_address(&key.name), &parameters, &patch).map_err(unsent)?;
+        let request = at(kind, key)
+            .patch(&in_address(&key.name), &parameters, &patch)
+            .map_err(|error| unsent(&error))?;
         within(self.0.request(request)).await
     }
 
@@ -240,7 +248,8 @@ impl Api {
             resource_version: Some(seen.resource_version.clone()),
         };
         let parameters = DeleteParams::background().preconditions(preconditions);
-        let request = at(kind, key).delete(&in_address(&key.name), &parameters).map_err(unsent)?;
+        let request =
+            at(kind, key).delete(&in_address(&key.name), &parameters).map_err(|error| unsent(&error))?;
         within(self.0.request_text(request)).await.map(drop)
     }
 
@@ -256,7 +265,8 @@ impl Api {
             bookmarks: true,
             ..WatchParams::default()
         };
-        let request = Request::new(kind.path(None)).watch(&parameters, from).map_err(unsent)?;
+        let request =
+            Request::new(kind.path(None)).watch(&parameters, from).map_err(|error| unsent(&error))?;
         let events = within(self.0.request_events::<Value>(request)).await?;
         let told = events.map(|event| match event.map_err(answered)? {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => Ok(Told::Is(object)),
@@ -270,7 +280,7 @@ impl Api {
 
     /// Anything else that is read.
     pub(super) async fn read(&self, path: &str) -> Result<Value, AskError> {
-        let request = Request::new(path).list(&ListParams::default()).map_err(unsent)?;
+        let request = Request::new(path).list(&ListParams::default()).map_err(|error| unsent(&error))?;
         within(self.0.request(request)).await
     }
 }
@@ -297,7 +307,7 @@ fn answered(error: kube::Error) -> AskError {
     }
 }
 
-fn unsent(error: kube::core::request::Error) -> AskError {
+fn unsent(error: &kube::core::request::Error) -> AskError {
     AskError::NotSent(format!("what was to be asked makes no request: {error}"))
 }
 

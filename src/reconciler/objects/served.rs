@@ -34,7 +34,7 @@ impl Served {
                     Ok(()) => {}
                     // One that is served by somebody else who does not answer: the rest is known all the same.
                     Err(AskError::Refused(status)) => {
-                        served.unknown.push((version.to_owned(), status.message))
+                        served.unknown.push((version.to_owned(), status.message));
                     }
                     Err(error) => return Err(error),
                 }
