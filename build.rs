@@ -7,6 +7,7 @@ const CONTRACTS: [&str; 23] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/curator/v1/credentials.proto",
     "shepherd/curator/v1/declarations.proto",
+    "shepherd/curator/v1/kubernetes.proto",
     "shepherd/curator/v1/leader.proto",
     "shepherd/curator/v1/management.proto",
     "shepherd/curator/v1/nodes.proto",
@@ -30,7 +31,7 @@ const CONTRACTS: [&str; 23] = [
 ];
 /// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them. Those
 /// before them are between programs of ours: the agent's and the curator's.
-const TOLD: &[&str] = CONTRACTS.split_at(10).1;
+const TOLD: &[&str] = CONTRACTS.split_at(11).1;
 
 /// What etcd understands.
 const OF_ETCD: &str = "etcd/etcdserverpb.proto";

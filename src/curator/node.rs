@@ -214,6 +214,7 @@ impl Status {
             boot_id: self.boot_id.clone(),
             services: self.services.clone(),
             reported_at_ms: self.reported_at.timestamp_millis(),
+            kubernetes: None,
         }
     }
 }
@@ -433,6 +434,7 @@ pub(crate) mod tests {
                 declaration_revision: 3,
             }],
             reported_at_ms: 1,
+            kubernetes: None,
         };
         Node {
             machine: Some("11111111-1111-4111-8111-111111111111".parse().unwrap()),

@@ -46,6 +46,7 @@ pub fn decide(known: &Known, version: &str, boot_id: &str) -> Option<wire::NodeS
         boot_id: boot_id.to_owned(),
         services: known.services.clone(),
         reported_at_ms: 0,
+        kubernetes: None,
     })
 }
 
