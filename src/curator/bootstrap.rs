@@ -228,6 +228,7 @@ fn first_node(founding: &Founding, member: u64, now: Timestamp) -> Node {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         boot_id: String::new(),
         services: Vec::new(),
+        kubernetes: None,
         reported_at: now,
     });
     Node {

@@ -17,6 +17,7 @@
 //! * [`permissions`][]: who may make which call. [`peer`][]: how it is known who makes it. [`pki`][]: what
 //!   the authority signs.
 //! * [`declaration`](crate::model::declaration): operators' own roles; here is how they are [stored](declaration). [`template`](crate::model::template): what differs between the nodes that have one.
+//! * [`kubernetes`][]: what Kubernetes of the cluster is to be, and by which keys its parts know each other.
 //! * [`identity`][]: a key that is all that its holder is known by.
 //! * [`cluster`][] and [`credential`][]: records of what there is one of, and of certificates. [`snapshot`][]: all
 //!   records at one moment.
@@ -43,6 +44,7 @@ pub mod dial;
 pub mod filter;
 pub mod health;
 pub mod identity;
+pub mod kubernetes;
 pub mod labels;
 pub mod leader_channel;
 pub mod life_cycle;

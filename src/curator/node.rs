@@ -12,6 +12,7 @@ use std::net::IpAddr;
 
 use prost::Message as _;
 
+use crate::curator::kubernetes;
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::tickets::TicketId;
 use crate::etcd::key_space::{KeyError, NODES};
@@ -165,6 +166,8 @@ pub struct Status {
     pub boot_id: String,
     /// How its services do; checked to be well-formed.
     pub services: Vec<wire::ServiceStatus>,
+    /// What it runs of Kubernetes; checked to be well-formed.
+    pub kubernetes: Option<wire::KubernetesStatus>,
     /// When the curator took it.
     pub reported_at: Timestamp,
 }
@@ -196,12 +199,14 @@ impl Status {
             return Err(format!("services has {count} entries; {MOST_SERVICES} are enough"));
         }
         report.services.iter().try_for_each(check_service)?;
+        report.kubernetes.as_ref().map_or(Ok(()), kubernetes::status::check)?;
         Ok(Self {
             address,
             curator_port,
             version: report.version.clone(),
             boot_id: report.boot_id.clone(),
             services: report.services.clone(),
+            kubernetes: report.kubernetes.clone(),
             reported_at: now,
         })
     }
@@ -214,7 +219,7 @@ impl Status {
             boot_id: self.boot_id.clone(),
             services: self.services.clone(),
             reported_at_ms: self.reported_at.timestamp_millis(),
-            kubernetes: None,
+            kubernetes: self.kubernetes.clone(),
         }
     }
 }
@@ -434,7 +439,7 @@ pub(crate) mod tests {
                 declaration_revision: 3,
             }],
             reported_at_ms: 1,
-            kubernetes: None,
+            kubernetes: Some(kubernetes::status::tests::said()),
         };
         Node {
             machine: Some("11111111-1111-4111-8111-111111111111".parse().unwrap()),
@@ -469,7 +474,8 @@ pub(crate) mod tests {
         let node = record.node.unwrap();
         // Were a field forgotten on the way, it would be empty here.
         assert!(!node.machine_id.is_empty() && !node.labels.is_empty() && !record.ticket_id.is_empty());
-        assert_eq!(node.status.unwrap().services.len(), 1);
+        let status = node.status.unwrap();
+        assert_eq!((status.services.len(), status.kubernetes.is_some()), (1, true));
         assert_eq!(node.roles.unwrap().declared, ["database", "web"], "in order of the alphabet");
     }
 
@@ -559,6 +565,13 @@ pub(crate) mod tests {
             ("services", with(wire::ServiceStatus { kind: 0, ..service() })),
             ("services", with(wire::ServiceStatus { kind: 99, ..service() })),
             ("services", with(wire::ServiceStatus { message: "m".repeat(1001), ..service() })),
+            (
+                "kubernetes.bundle",
+                wire::NodeStatus {
+                    kubernetes: Some(wire::KubernetesStatus { bundle: "b".to_owned(), ..Default::default() }),
+                    ..good()
+                },
+            ),
         ] {
             let error = Status::from_report(&report, at(9)).unwrap_err();
             assert!(error.starts_with(field), "{field}: {error}");

@@ -95,6 +95,16 @@ pub const TABLE: &[Row] = &[
     leader("Declarations/List", READERS),
     leader("Declarations/Delete", OWNERS),
     leader("Declarations/WatchOwn", ITSELF),
+    leader("Kubernetes/Put", OWNERS),
+    leader("Kubernetes/Get", READERS),
+    leader("Kubernetes/Delete", OWNERS),
+    leader("Kubernetes/AssignBundle", OWNERS),
+    // No node is named in these: each is about the one that its certificate names.
+    leader("Kubernetes/WatchOwn", ITSELF),
+    leader("Kubernetes/IssueCertificate", ITSELF),
+    leader("Kubernetes/GetSigningKey", ITSELF),
+    leader("Kubernetes/IssueUser", OWNERS),
+    leader("Kubernetes/Rotate", OWNERS),
     leader("Management/GetCluster", READERS),
     leader("Management/ListNodes", READERS),
     leader("Management/Approve", OWNERS),
@@ -293,13 +303,23 @@ mod tests {
             "Nodes/IssuePeerCertificate",
             "Declarations/List",
             "Declarations/WatchOwn",
+            "Kubernetes/Get",
+            "Kubernetes/WatchOwn",
+            "Kubernetes/IssueCertificate",
+            "Kubernetes/GetSigningKey",
             "Management/GetCluster",
             "Management/ListNodes",
             "Management/GetConsensus",
         ];
         assert_eq!(may(&node), with(&node_may));
         // Owners order, and do not play a node.
-        for method in registering_may.iter().chain(["Nodes/UpdateStatus", "Nodes/Heartbeat"].iter()) {
+        let of_nodes = [
+            "Nodes/UpdateStatus",
+            "Nodes/Heartbeat",
+            "Kubernetes/IssueCertificate",
+            "Kubernetes/GetSigningKey",
+        ];
+        for method in registering_may.iter().chain(&of_nodes) {
             assert!(!may(&owner).contains(method), "{method}");
         }
         assert!(may(&owner).contains("Management/Delete"));

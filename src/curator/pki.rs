@@ -415,7 +415,7 @@ fn key_pair(pkcs8: &[u8]) -> Result<KeyPair, PkiError> {
     if key.algorithm() == &PKCS_ED25519 { Ok(key) } else { Err(PkiError::NoKey) }
 }
 
-fn parameters(serial: Serial, validity: Validity) -> Result<CertificateParams, PkiError> {
+pub(super) fn parameters(serial: Serial, validity: Validity) -> Result<CertificateParams, PkiError> {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let year_9999 = 253_402_300_799;
     let moment = |at: Timestamp| {

@@ -28,7 +28,8 @@
 //! # What goes on
 //!
 //! Everything but consensus: nodes, with their keys and roles of operators, tickets as far as they were used,
-//! declarations, certificates and what was revoked of them, and the authority. No node is a consensus member but the one
+//! declarations, certificates and what was revoked of them, and the authority. Of Kubernetes, what it is to be, its
+//! authorities and keys, which are told anew to all nodes, and what each node has of it that is in the snapshot. No node is a consensus member but the one
 //! that restores; others are given the role as in any cluster. Candidates for leading are gone with their leases.
 //!
 //! # A crash in the middle
@@ -41,11 +42,13 @@ use std::sync::Arc;
 
 use crate::curator::bootstrap::FoundingError;
 use crate::curator::cluster::{self, Cluster};
+use crate::curator::kubernetes::allotment::Allotment;
+use crate::curator::kubernetes::keys::{Keys, keys_key};
 use crate::curator::node::{Node, Status};
 use crate::curator::snapshot::{Snapshot, SnapshotError};
 use crate::etcd::client::Client;
-use crate::etcd::key_space::{LEADER, NODES, ROOT};
-use crate::etcd::namespace::Keys;
+use crate::etcd::key_space::{KUBERNETES_NODES, LEADER, NODES, ROOT};
+use crate::etcd::namespace;
 
 /// Records of one transaction; etcd takes 128 operations.
 const RECORDS: usize = 100;
@@ -67,13 +70,22 @@ pub fn restored(
     own: &Node,
     epoch: u64,
 ) -> Result<BTreeMap<String, Vec<u8>>, FoundingError> {
-    let cluster_key = cluster::cluster_key()?;
+    let (cluster_key, kubernetes_keys) = (cluster::cluster_key()?, keys_key()?);
     let mut records = BTreeMap::new();
     for (key, value) in &snapshot.records {
         let value = if LEADER.range().contains(key) {
             continue;
         } else if *key == cluster_key {
             Cluster { epoch, ..Cluster::decode(key, value)? }.encode()
+        } else if *key == kubernetes_keys {
+            Keys::decode(key, value)?.restored().encode()
+        } else if KUBERNETES_NODES.range().contains(key) {
+            // The leader would remove it as well; until then nobody else could have its part.
+            let node = Allotment::node_of(key)?;
+            if node != own.id && !snapshot.records.contains_key(&Node::etcd_key(&node)?) {
+                continue;
+            }
+            value.clone()
         } else if NODES.range().contains(key) {
             without_consensus(Node::decode(key, value)?).encode()?
         } else {
@@ -112,7 +124,7 @@ pub(super) async fn restore(client: &Client, restoring: &Restoring, own: &Node) 
     }
     let mut records = restored(snapshot, own, restoring.epoch)?;
     // What was cut off is begun anew.
-    client.delete_unguarded(&Keys::Under(ROOT.to_owned())).await?;
+    client.delete_unguarded(&namespace::Keys::Under(ROOT.to_owned())).await?;
     let mut last = Vec::new();
     for key in [cluster_key, cluster::authority_key()?, Node::etcd_key(&own.id)?] {
         let missing = || SnapshotError::Broken(format!("it has no record {key}"));

@@ -25,6 +25,10 @@ pub const REVOKED_CERTIFICATES: Prefix = Prefix::fixed("/shepherd/curator/revoke
 pub const REVOKED_NODES: Prefix = Prefix::fixed("/shepherd/curator/revoked-nodes/");
 /// Keys of owners that were removed, by the key in hexadecimal digits.
 pub const REVOKED_OWNERS: Prefix = Prefix::fixed("/shepherd/curator/revoked-owners/");
+/// What there is one of in Kubernetes of the cluster: `settings`, `keys`.
+pub const KUBERNETES: Prefix = Prefix::fixed("/shepherd/curator/kubernetes/");
+/// What each node has of Kubernetes, by node id.
+pub const KUBERNETES_NODES: Prefix = Prefix::fixed("/shepherd/curator/kubernetes-nodes/");
 /// Candidates for leading, by the lease of each in hexadecimal digits.
 pub const LEADER: Prefix = Prefix::fixed("/shepherd/curator/leader/");
 /// What there is one of: `cluster`, `authority`.
@@ -37,7 +41,7 @@ pub const RECONCILER_STATUS: &str = "/kubernetes/reconciler/status";
 pub const RECONCILER_LEADER: Prefix = Prefix::fixed("/kubernetes/reconciler/leader/");
 
 /// Every prefix of the curator.
-pub const ALL: [&Prefix; 9] = [
+pub const ALL: [&Prefix; 11] = [
     &NODES,
     &TICKETS,
     &DECLARATIONS,
@@ -45,6 +49,8 @@ pub const ALL: [&Prefix; 9] = [
     &REVOKED_CERTIFICATES,
     &REVOKED_NODES,
     &REVOKED_OWNERS,
+    &KUBERNETES,
+    &KUBERNETES_NODES,
     &LEADER,
     &GLOBAL,
 ];

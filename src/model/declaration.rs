@@ -518,7 +518,8 @@ fn port(port: u32) -> Result<u16, String> {
         .ok_or_else(|| format!("{port} is no port: 1 to 65535 are"))
 }
 
-fn sha256(text: &str) -> Result<Sha256, String> {
+/// Reads a SHA-256 in its one form; the error is a sentence.
+pub fn sha256(text: &str) -> Result<Sha256, String> {
     let refused = || {
         let shown: String = text.chars().take(100).collect();
         format!("{shown:?} is no SHA-256: it has 64 lower-case hexadecimal digits")
@@ -528,7 +529,9 @@ fn sha256(text: &str) -> Result<Sha256, String> {
     if hex::encode(digest) == text { Ok(Sha256(digest)) } else { Err(refused()) }
 }
 
-fn is_url(url: &str) -> bool {
+/// Whether a node can fetch something from there: `http://HOST/PATH`, without a name or a password.
+#[must_use]
+pub fn is_url(url: &str) -> bool {
     let rest = url.strip_prefix("http://").and_then(|rest| rest.split_once('/'));
     rest.is_some_and(|(host, _)| !host.is_empty() && !host.contains('@'))
         && url.len() <= 2000

@@ -58,6 +58,8 @@ pub struct Settings {
     pub ttl: Duration,
     /// How often members and records are compared.
     pub sync_interval: Duration,
+    /// How long tokens of service accounts are waited for that a key signed which is being replaced.
+    pub token_overlap: Duration,
     /// The time.
     pub clock: Clock,
 }
@@ -229,9 +231,8 @@ impl Curator {
         let mut failures = 0;
         loop {
             let store = Store::new(settings.client.clone(), guard.clone());
-            match Leading::begin(settings.own, store, view.clone(), settings.clock.clone(), over.clone())
-                .await
-            {
+            let (clock, overlap) = (settings.clock.clone(), settings.token_overlap);
+            match Leading::begin(settings.own, store, view.clone(), clock, over.clone(), overlap).await {
                 Ok(leading) => return Ok(leading),
                 Err(failure) if failure.code() == tonic::Code::Unavailable => {
                     tracing::info!(error = %failure, "this curator cannot lead yet");
@@ -243,10 +244,12 @@ impl Curator {
         }
     }
 
-    /// Makes members and records agree, for as long as it leads.
+    /// Makes members and records agree, and looks after Kubernetes, for as long as it leads.
     async fn agree(&self, leading: &Leading) -> std::convert::Infallible {
         let mut sync = tokio::time::interval(self.settings.sync_interval);
         sync.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut kubernetes = tokio::time::interval(self.settings.sync_interval);
+        kubernetes.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut clear = tokio::time::interval(CLEAR_INTERVAL);
         clear.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -259,6 +262,9 @@ impl Curator {
                     Err(error) => {
                         tracing::warn!(%error, "members of etcd and records of nodes were not compared");
                     }
+                },
+                _ = kubernetes.tick() => if let Err(error) = leading.care_for_kubernetes().await {
+                    tracing::warn!(%error, "Kubernetes of the cluster was not looked after");
                 },
                 _ = clear.tick() => match leading.clear_away().await {
                     Ok(0) => {}

@@ -22,6 +22,7 @@ use crate::curator::peer::Peer;
 use crate::curator::permissions::{Refusal, Row, authorise};
 use crate::curator::service::credentials::CredentialsService;
 use crate::curator::service::declarations::DeclarationsService;
+use crate::curator::service::kubernetes::KubernetesService;
 use crate::curator::service::leader::{Caller, Leading, ShownCertificates, over};
 use crate::curator::service::management::ManagementService;
 use crate::curator::service::nodes::NodesService;
@@ -31,6 +32,7 @@ use crate::curator::service::tickets::TicketsService;
 use crate::curator::service::who_leads::WhoLeads;
 use crate::proto::curator::v1::credentials_server::CredentialsServer;
 use crate::proto::curator::v1::declarations_server::DeclarationsServer;
+use crate::proto::curator::v1::kubernetes_server::KubernetesServer;
 use crate::proto::curator::v1::leader_server::LeaderServer;
 use crate::proto::curator::v1::management_server::ManagementServer;
 use crate::proto::curator::v1::nodes_server::NodesServer;
@@ -59,6 +61,7 @@ struct Leader {
     registration: RegistrationServer<RegistrationService>,
     nodes: NodesServer<NodesService>,
     declarations: DeclarationsServer<DeclarationsService>,
+    kubernetes: KubernetesServer<KubernetesService>,
     management: ManagementServer<ManagementService>,
     tickets: TicketsServer<TicketsService>,
     credentials: CredentialsServer<CredentialsService>,
@@ -81,6 +84,7 @@ impl Door {
             nodes: NodesServer::new(NodesService(leading.clone())),
             declarations: DeclarationsServer::new(DeclarationsService(leading.clone()))
                 .max_decoding_message_size(REQUEST_LIMIT),
+            kubernetes: KubernetesServer::new(KubernetesService(leading.clone())),
             management: ManagementServer::new(ManagementService(leading.clone())),
             tickets: TicketsServer::new(TicketsService(leading.clone())),
             credentials: CredentialsServer::new(CredentialsService(leading.clone())),
@@ -118,6 +122,7 @@ impl Door {
             ("Registration", Some(leader)) => leader.registration.call(request).await,
             ("Nodes", Some(leader)) => leader.nodes.call(request).await,
             ("Declarations", Some(leader)) => leader.declarations.call(request).await,
+            ("Kubernetes", Some(leader)) => leader.kubernetes.call(request).await,
             ("Management", Some(leader)) => leader.management.call(request).await,
             ("Tickets", Some(leader)) => leader.tickets.call(request).await,
             ("Credentials", Some(leader)) => leader.credentials.call(request).await,

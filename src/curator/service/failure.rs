@@ -7,7 +7,7 @@ use tonic::{Code, Status};
 
 use crate::curator::cluster::OwnerKeyRefusal;
 use crate::curator::pki::PkiError;
-use crate::curator::{labels, life_cycle, permissions, roles, tickets};
+use crate::curator::{kubernetes, labels, life_cycle, permissions, roles, tickets};
 use crate::etcd::client::EtcdError;
 use crate::etcd::guard::{LostLeadership, WriteError};
 use crate::etcd::key_space::KeyError;
@@ -113,6 +113,18 @@ impl From<WriteError> for Failure {
 impl From<OwnerKeyRefusal> for Failure {
     fn from(refusal: OwnerKeyRefusal) -> Self {
         Self::refused(refusal.code(), refusal.to_string())
+    }
+}
+
+impl From<kubernetes::refusal::Refusal> for Failure {
+    fn from(refusal: kubernetes::refusal::Refusal) -> Self {
+        Self::refused(refusal.code(), refusal.to_string())
+    }
+}
+
+impl From<kubernetes::authority::KeyError> for Failure {
+    fn from(error: kubernetes::authority::KeyError) -> Self {
+        kubernetes::refusal::Refusal::from(error).into()
     }
 }
 

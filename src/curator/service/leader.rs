@@ -107,6 +107,8 @@ pub struct Leading {
     pub clock: Clock,
     /// Cancelled when it does not lead any more.
     pub ended: CancellationToken,
+    /// How long tokens of service accounts are waited for that a key signed which is being replaced.
+    pub token_overlap: Duration,
     heartbeats: Mutex<Heartbeats>,
     membership: tokio::sync::Mutex<()>,
 }
@@ -128,6 +130,7 @@ impl Leading {
         view: Arc<View>,
         clock: Clock,
         ended: CancellationToken,
+        token_overlap: Duration,
     ) -> Result<Self, Failure> {
         let none = || {
             let sentence =
@@ -138,7 +141,7 @@ impl Leading {
         let authority = store.authority().await?.ok_or_else(none)?.value;
         let heartbeats = Mutex::new(Heartbeats::listening_since(clock.running()));
         let membership = tokio::sync::Mutex::new(());
-        Ok(Self { own, store, view, cluster, authority, clock, ended, heartbeats, membership })
+        Ok(Self { own, store, view, cluster, authority, clock, ended, token_overlap, heartbeats, membership })
     }
 
     /// Heartbeats heard so far.

@@ -7,6 +7,7 @@ use tonic::{Request, Response, Status};
 
 use crate::curator::credential::Revocation;
 use crate::curator::filter::Filter;
+use crate::curator::kubernetes::allotment::{self, Allotment};
 use crate::curator::labels;
 use crate::curator::life_cycle::{self, Bypass, Outcome, Refusal};
 use crate::curator::membership::owners;
@@ -105,6 +106,9 @@ impl management_server::Management for ManagementService {
             let declared: BTreeSet<DeclaredRole> =
                 leading.store.declarations().await?.iter().map(|kept| kept.value.role().clone()).collect();
             let plan = evaluate(node, &order, &members, &stored.nodes, &declared)?;
+            let settings = leading.store.kubernetes().await?.map(|stored| stored.value);
+            let allotments = leading.store.allotments().await?;
+            let given = allotment::given(node, &order, settings.as_ref(), &allotments.all)?;
             let mut made = false;
             let changed = loop {
                 match plan.next(made, node, &members, &stored.nodes)? {
@@ -117,7 +121,13 @@ impl management_server::Management for ManagementService {
                 }
             };
             if changed != *node {
-                leading.store.write(&[put_node(&changed, stored.revisions.get(&id).copied())?]).await?;
+                let mut changes = vec![put_node(&changed, stored.revisions.get(&id).copied())?];
+                if let Some(given) = given {
+                    changes.push(allotments.put(&id, &given)?);
+                    leading.store.write_while(&changes, &allotments.unchanged()).await?;
+                } else {
+                    leading.store.write(&changes).await?;
+                }
                 let (before, now) = (crate::model::role::told(node.roles.names()), changed.roles.names());
                 tracing::info!(
                     node = %id, by = %caller.peer, before, now = crate::model::role::told(now), "roles were changed"
@@ -186,6 +196,7 @@ impl management_server::Management for ManagementService {
                 let changes = [
                     Change::Delete { key: Node::etcd_key(&id)?, expected },
                     Change::Delete { key: Revocation::Node(id).etcd_key()?, expected: Expected::Anything },
+                    Change::Delete { key: Allotment::etcd_key(&id)?, expected: Expected::Anything },
                 ];
                 leading.store.write(&changes).await
             });

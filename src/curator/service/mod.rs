@@ -4,9 +4,10 @@
 //! * [`listener`][]: connections, and their end. [`door`][]: who is let in.
 //! * [`who_leads`][]: what every curator answers.
 //! * [`leader`][]: what one has for as long as it leads; [`store`][]: records, written under its guard; [`view`][] and
-//!   [`chronicle`][]: what everybody watches; [`members`][]: etcd's own; [`failure`][]: what is answered instead.
-//! * [`registration`][], [`nodes`][], [`declarations`][], [`management`][], [`tickets`][], [`credentials`][],
-//!   [`snapshots`][]: the services, one file each. They decide nothing: each reads, asks the decision it is named after, and writes.
+//!   [`chronicle`][]: what everybody watches; [`members`][]: etcd's own; [`kubernetes_care`][]: what becomes of
+//!   Kubernetes by itself; [`failure`][]: what is answered instead.
+//! * [`registration`][], [`nodes`][], [`declarations`][], [`kubernetes`][], [`management`][], [`tickets`][],
+//!   [`credentials`][], [`snapshots`][]: the services, one file each. They decide nothing: each reads, asks the decision it is named after, and writes.
 
 pub mod chronicle;
 pub mod credentials;
@@ -14,6 +15,8 @@ pub mod curator;
 pub mod declarations;
 pub mod door;
 pub mod failure;
+pub mod kubernetes;
+pub mod kubernetes_care;
 pub mod leader;
 pub mod listener;
 pub mod management;

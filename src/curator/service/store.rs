@@ -18,6 +18,9 @@ use tokio::sync::RwLock;
 
 use crate::curator::cluster::{self, Cluster};
 use crate::curator::credential::{Credential, Revocation};
+use crate::curator::kubernetes::allotment::{Allotment, Allotments};
+use crate::curator::kubernetes::keys::{Keys as KubernetesKeys, keys_key};
+use crate::curator::kubernetes::settings::{Settings as KubernetesSettings, settings_key};
 use crate::curator::membership::Nodes;
 use crate::curator::node::Node;
 use crate::curator::node_id::{NodeId, PublicKey};
@@ -25,8 +28,10 @@ use crate::curator::pki::{Authority, Serial};
 use crate::curator::service::failure::Failure;
 use crate::curator::tickets::{Ticket, TicketId};
 use crate::etcd::client::{Client, Record};
-use crate::etcd::guard::{Change, Expected, Guard};
-use crate::etcd::key_space::{CERTIFICATES, DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATES, TICKETS};
+use crate::etcd::guard::{Change, Expected, Guard, Unchanged};
+use crate::etcd::key_space::{
+    CERTIFICATES, DECLARATIONS, KUBERNETES_NODES, NODES, Prefix, REVOKED_CERTIFICATES, TICKETS,
+};
 use crate::etcd::namespace::Keys;
 use crate::etcd::record::RecordError;
 use crate::model::declaration::Declaration;
@@ -52,6 +57,35 @@ pub struct StoredNodes {
     pub nodes: Nodes,
     /// The store's revision of each.
     pub revisions: BTreeMap<NodeId, i64>,
+}
+
+/// What all nodes have of Kubernetes, as it was at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct StoredAllotments {
+    /// Their records.
+    pub all: Allotments,
+    /// The store's revision of each.
+    pub revisions: BTreeMap<NodeId, i64>,
+    /// The store's revision at that moment.
+    pub at: i64,
+}
+
+impl StoredAllotments {
+    /// A write of one of them, if it is as it was read. What no node has is no record.
+    pub fn put(&self, node: &NodeId, allotment: &Allotment) -> Result<Change, Failure> {
+        let expected = self.revisions.get(node).map_or(Expected::Absent, |at| Expected::At(*at));
+        let key = Allotment::etcd_key(node)?;
+        if *allotment == Allotment::default() {
+            return Ok(Change::Delete { key, expected });
+        }
+        Ok(Change::Put { key, value: allotment.encode(), expected })
+    }
+
+    /// That none of them was written since.
+    #[must_use]
+    pub fn unchanged(&self) -> Unchanged {
+        Unchanged { keys: Keys::Under(KUBERNETES_NODES.range().start), since: self.at }
+    }
 }
 
 /// The records, as long as the guard holds.
@@ -146,6 +180,34 @@ impl Store {
     /// Certificates that are refused.
     pub async fn revoked_certificates(&self) -> Result<Vec<Stored<Revocation>>, Failure> {
         self.all(&REVOKED_CERTIFICATES, Revocation::decode).await
+    }
+
+    /// What Kubernetes is to be.
+    pub async fn kubernetes(&self) -> Result<Option<Stored<KubernetesSettings>>, Failure> {
+        self.one(settings_key()?, KubernetesSettings::decode).await
+    }
+
+    /// What signs in Kubernetes.
+    pub async fn kubernetes_keys(&self) -> Result<Option<Stored<KubernetesKeys>>, Failure> {
+        self.one(keys_key()?, KubernetesKeys::decode).await
+    }
+
+    /// What all nodes have of Kubernetes.
+    pub async fn allotments(&self) -> Result<StoredAllotments, Failure> {
+        let listing = self.client.list(&Keys::Under(KUBERNETES_NODES.range().start)).await?;
+        let mut stored = StoredAllotments { at: listing.revision, ..StoredAllotments::default() };
+        for record in &listing.records {
+            let node = Allotment::node_of(&record.key)?;
+            stored.all.insert(node, Allotment::decode(&record.key, &record.value)?);
+            stored.revisions.insert(node, record.mod_revision);
+        }
+        Ok(stored)
+    }
+
+    /// Makes all these changes or none, and none if any of these was written meanwhile.
+    pub async fn write_while(&self, changes: &[Change], unchanged: &Unchanged) -> Result<(), Failure> {
+        self.client.write_while(&self.guard, changes, unchanged).await?;
+        Ok(())
     }
 
     /// Makes all these changes or none.

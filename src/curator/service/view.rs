@@ -4,18 +4,22 @@
 //! good. The view is a moment behind etcd. Whoever refuses something because of it looks into etcd first, and whoever
 //! revoked something is answered once the view shows it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::watch;
 
 use crate::curator::credential::Revocation;
+use crate::curator::kubernetes::allotment::{Allotment, Allotments};
+use crate::curator::kubernetes::keys::{Keys as KubernetesKeys, keys_key};
+use crate::curator::kubernetes::settings::{Settings as KubernetesSettings, settings_key};
 use crate::curator::node::{Node, State};
+use crate::curator::node_id::NodeId;
 use crate::curator::peer::Revocations;
 use crate::curator::service::chronicle::Chronicle;
 use crate::etcd::client::Client;
 use crate::etcd::key_space::{
-    DECLARATIONS, NODES, Prefix, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS,
+    DECLARATIONS, KUBERNETES, KUBERNETES_NODES, NODES, Prefix, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS,
 };
 use crate::etcd::namespace::Keys;
 use crate::etcd::record::RecordError;
@@ -32,6 +36,30 @@ pub struct Seen {
     pub revocations: Revocations,
     /// Declarations of roles.
     pub declarations: BTreeMap<DeclaredRole, Arc<Declaration>>,
+    /// Kubernetes.
+    pub kubernetes: SeenKubernetes,
+}
+
+/// What is seen of Kubernetes.
+#[derive(Debug, Default)]
+pub struct SeenKubernetes {
+    /// What it is to be.
+    pub settings: Option<Arc<KubernetesSettings>>,
+    /// What signs in it.
+    pub keys: Option<Arc<KubernetesKeys>>,
+    /// What each node has of it.
+    pub allotments: Allotments,
+    /// Keys in etcd of records that cannot be read. Whoever needs one is told nothing, rather than that it is not there.
+    unreadable: BTreeSet<String>,
+}
+
+impl SeenKubernetes {
+    /// A record that cannot be read and that what a node is told depends on.
+    #[must_use]
+    pub fn unreadable_for(&self, node: &NodeId) -> Option<&str> {
+        let others = |key: &str| Allotment::node_of(key).is_ok_and(|other| other != *node);
+        self.unreadable.iter().map(String::as_str).find(|key| !others(key))
+    }
 }
 
 /// What is seen, and that something changed.
@@ -47,6 +75,9 @@ enum Followed {
     Node(Box<Node>),
     Declaration(Arc<Declaration>),
     Revocation(Revocation),
+    Kubernetes(Arc<KubernetesSettings>),
+    KubernetesKeys(Arc<KubernetesKeys>),
+    Allotment(NodeId, Allotment),
 }
 
 impl View {
@@ -96,7 +127,11 @@ impl View {
         let mut certificates = follower(client, &REVOKED_CERTIFICATES, revocation);
         let mut revoked_nodes = follower(client, &REVOKED_NODES, revocation);
         let mut removed_owners = follower(client, &REVOKED_OWNERS, revocation);
-        let mut backlogs = 5;
+        let mut kubernetes = follower(client, &KUBERNETES, kubernetes);
+        let mut allotments = follower(client, &KUBERNETES_NODES, |key, value| {
+            Ok(Followed::Allotment(Allotment::node_of(key)?, Allotment::decode(key, value)?))
+        });
+        let mut backlogs = 7;
         loop {
             let event = tokio::select! {
                 event = nodes.next() => event,
@@ -104,9 +139,14 @@ impl View {
                 event = certificates.next() => event,
                 event = revoked_nodes.next() => event,
                 event = removed_owners.next() => event,
+                event = kubernetes.next() => event,
+                event = allotments.next() => event,
             };
             match event {
-                Ok(Event::Put { value, .. }) => self.put(value),
+                Ok(Event::Put { key, value, .. }) => {
+                    self.change().kubernetes.unreadable.remove(&key);
+                    self.put(value);
+                }
                 Ok(Event::Deleted { key }) => self.deleted(&key),
                 Ok(Event::BacklogDone) => {
                     backlogs -= 1;
@@ -115,7 +155,13 @@ impl View {
                     }
                 }
                 // What was seen of it before stays seen, and what is written to it is refused by name.
-                Err(error) => tracing::error!(%error, "a record of the cluster is not seen as it is"),
+                Err(error) => {
+                    tracing::error!(%error, "a record of the cluster is not seen as it is");
+                    if [&KUBERNETES, &KUBERNETES_NODES].iter().any(|prefix| prefix.id(&error.key).is_ok()) {
+                        self.change().kubernetes.unreadable.insert(error.key);
+                        self.tell(false);
+                    }
+                }
             }
         }
     }
@@ -147,6 +193,11 @@ impl View {
                         }
                     }
                 }
+                Followed::Kubernetes(settings) => seen.kubernetes.settings = Some(settings),
+                Followed::KubernetesKeys(keys) => seen.kubernetes.keys = Some(keys),
+                Followed::Allotment(node, allotment) => {
+                    seen.kubernetes.allotments.insert(node, allotment);
+                }
             }
         }
         self.tell(distrust);
@@ -156,8 +207,15 @@ impl View {
         let node = NODES.id(key).ok().and_then(|id| id.parse().ok());
         {
             let mut seen = self.change();
+            seen.kubernetes.unreadable.remove(key);
             if let Some(id) = node {
                 seen.nodes.delete(id);
+            } else if let Ok(id) = Allotment::node_of(key) {
+                seen.kubernetes.allotments.remove(&id);
+            } else if settings_key().is_ok_and(|settings| settings == key) {
+                seen.kubernetes.settings = None;
+            } else if keys_key().is_ok_and(|keys| keys == key) {
+                seen.kubernetes.keys = None;
             } else if let Some(role) = DECLARATIONS.id(key).ok().and_then(|role| role.parse().ok()) {
                 let role: DeclaredRole = role;
                 seen.declarations.remove(&role);
@@ -187,6 +245,18 @@ impl View {
 impl Default for View {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// Reads what there is one of in Kubernetes.
+fn kubernetes(key: &str, value: &[u8]) -> Result<Followed, RecordError> {
+    let at = |place: Result<String, crate::etcd::key_space::KeyError>| place.is_ok_and(|place| place == key);
+    if at(settings_key()) {
+        KubernetesSettings::decode(key, value).map(|settings| Followed::Kubernetes(Arc::new(settings)))
+    } else if at(keys_key()) {
+        KubernetesKeys::decode(key, value).map(|keys| Followed::KubernetesKeys(Arc::new(keys)))
+    } else {
+        Err(RecordError::new(key, "this release knows of no such thing"))
     }
 }
 

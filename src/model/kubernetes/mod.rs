@@ -5,10 +5,12 @@
 //! and one of next year run the same programs, and going back means naming the digest of before.
 //!
 //! * [`version`][]: versions of Kubernetes, three numbers.
+//! * [`ranges`][]: from which addresses services and pods get theirs.
 //! * [`bundle`][]: what a bundle says that it holds. [`manifest`][]: how that is written, and what is wrong with it.
 //! * [`archive`][]: how a bundle is laid out as a file, so that what it says can be read from its first piece alone.
 
 pub mod archive;
 pub mod bundle;
 pub mod manifest;
+pub mod ranges;
 pub mod version;

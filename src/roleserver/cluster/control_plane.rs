@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::curator::bootstrap::{bootstrap, renew_beside_etcd};
 use crate::curator::clock::Clock;
+use crate::curator::kubernetes::rotation::TOKEN_OVERLAP;
 use crate::curator::node::{ConsensusMember, Roles};
 use crate::curator::node_id::PublicKey;
 use crate::curator::pki::{PEER_LIFETIME, Renewal, Serial, Validity, renewal};
@@ -322,6 +323,7 @@ async fn serve(
         shown: Arc::new(connection.shown.clone()),
         ttl: LEADER_TTL,
         sync_interval: SYNC_INTERVAL,
+        token_overlap: TOKEN_OVERLAP,
         clock: host.clock.clone(),
     };
     let listening = Value::new();

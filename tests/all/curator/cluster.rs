@@ -14,6 +14,7 @@ use shepherd::curator::clock::Clock;
 use shepherd::curator::cluster::{authority_key, decode_authority};
 use shepherd::curator::dial::dial;
 use shepherd::curator::identity::Identity;
+use shepherd::curator::kubernetes::rotation::TOKEN_OVERLAP;
 use shepherd::curator::leader_channel::Curators;
 use shepherd::curator::membership::peer_url;
 use shepherd::curator::node::{Node, State, Status as NodeStatus};
@@ -186,6 +187,7 @@ impl Cluster {
             shown: Arc::new(shown),
             ttl: self.wanted.ttl,
             sync_interval: self.wanted.sync_interval,
+            token_overlap: TOKEN_OVERLAP,
             clock: self.time.clock(),
         })
         .await?;
