@@ -26,6 +26,7 @@ use shepherd::etcd::client::Client;
 use shepherd::model::time::Timestamp;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
+use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::registration_client::RegistrationClient;
 use shepherd::proto::curator::v1::tickets_client::TicketsClient;
@@ -36,6 +37,26 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::harness::etcd_servers::{self, PATIENCE, in_time};
+
+/// What Kubernetes of a test's cluster is to be.
+pub(crate) fn kubernetes_settings() -> wire::KubernetesSettings {
+    wire::KubernetesSettings {
+        bundle: "ab".repeat(32),
+        service_range: "10.96.0.0/16".to_owned(),
+        pod_range: "10.128.0.0/20".to_owned(),
+        node_prefix: 24,
+        domain: "cluster.local".to_owned(),
+        ..Default::default()
+    }
+}
+
+/// Says what Kubernetes of a cluster is to be.
+pub(crate) async fn put_kubernetes(owner: Channel) -> Result<()> {
+    let asked =
+        wire::PutKubernetesRequest { settings: Some(kubernetes_settings()), expected_revision: Some(0) };
+    KubernetesClient::new(owner).put(asked).await?;
+    Ok(())
+}
 
 /// What a certificate is asked for by default.
 pub(crate) const AN_HOUR_MS: u64 = 3_600_000;

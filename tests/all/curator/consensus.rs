@@ -59,6 +59,7 @@ async fn order_about_roles_is_judged_by_what_the_node_would_have() -> TestResult
     let refused = refusal(management.update_roles(roles(&node, &["consensus-member"], &[])).await)?;
     assert_eq!((refused.0, refused.1.contains("address")), (Code::FailedPrecondition, true), "{}", refused.1);
     say_address(&cluster, &node, &certificate, 1).await?;
+    super::cluster::put_kubernetes(owner.clone()).await?;
     management.update_roles(roles(&node, &["kubernetes-worker"], &[])).await?;
     assert_eq!(roles_of(&cluster, &node).await?, ["kubernetes-worker"]);
 

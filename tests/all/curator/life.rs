@@ -220,6 +220,14 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
         give: give.iter().map(|&name| name.to_owned()).collect(),
         take: take.iter().map(|&name| name.to_owned()).collect(),
     };
+    let refused = refusal(management.update_roles(roles(&["kubernetes-worker"], &[])).await)?;
+    assert_eq!(
+        (refused.0, refused.1.contains("the cluster has none")),
+        (Code::FailedPrecondition, true),
+        "{}",
+        refused.1
+    );
+    super::cluster::put_kubernetes(owner.clone()).await?;
     management.update_roles(roles(&["kubernetes-worker"], &[])).await?;
     let decommission = || wire::DecommissionRequest { node_id: one.id.to_string() };
     let (code, said) = refusal(management.decommission(decommission()).await)?;

@@ -4,6 +4,7 @@ mod access;
 mod cluster;
 mod consensus;
 mod heartbeats;
+mod kubernetes;
 mod leading;
 mod life;
 mod owner_keys;

@@ -1,0 +1,395 @@
+//! What the curator knows of Kubernetes, asked as nodes and owners ask it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rcgen::{KeyPair, PublicKeyData as _};
+use shepherd::curator::kubernetes::rotation::TOKEN_OVERLAP;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::issue_kubernetes_user_request::Access;
+use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
+use shepherd::proto::curator::v1::kubernetes_rotation::Stage;
+use shepherd::proto::curator::v1::management_client::ManagementClient;
+use shepherd::proto::curator::v1::nodes_client::NodesClient;
+use tonic::transport::Channel;
+use tonic::{Code, Streaming};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::cluster::{AN_HOUR_MS, Cluster, Holder, kubernetes_settings, put_kubernetes, refusal, status};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::{in_time, until};
+
+const WORKER: &str = "kubernetes-worker";
+
+/// A node that was taken in, as it calls.
+struct Caller {
+    holder: Holder,
+    channel: Channel,
+    host: u8,
+}
+
+impl Caller {
+    async fn come(cluster: &Cluster, host: u8) -> Result<Self> {
+        let holder = Holder::new()?;
+        let certificate = cluster.take_in(&holder).await?;
+        let channel = cluster.channel(0, Some(holder.with(&certificate)?))?;
+        Ok(Self { holder, channel, host })
+    }
+
+    fn id(&self) -> String {
+        self.holder.id.to_string()
+    }
+
+    /// Says where it is, and which generation its components act on.
+    async fn say(&self, generation: u64) -> Result<()> {
+        let kubernetes =
+            (generation > 0).then(|| wire::KubernetesStatus { generation, ..Default::default() });
+        let status = wire::NodeStatus { kubernetes, ..status(([10, 0, 0, self.host], 0).into()) };
+        let asked = wire::UpdateStatusRequest { node_id: self.id(), status: Some(status) };
+        NodesClient::new(self.channel.clone()).update_status(asked).await?;
+        Ok(())
+    }
+
+    async fn watch(&self) -> Result<Streaming<wire::WatchOwnKubernetesResponse>> {
+        let mut kubernetes = KubernetesClient::new(self.channel.clone());
+        Ok(kubernetes.watch_own(wire::WatchOwnKubernetesRequest {}).await?.into_inner())
+    }
+
+    async fn certificate(
+        &self,
+        component: wire::KubernetesComponent,
+    ) -> Result<wire::IssueKubernetesCertificateResponse, tonic::Status> {
+        let public_key = KeyPair::generate().map(|key| key.subject_public_key_info()).unwrap_or_default();
+        let asked = wire::IssueKubernetesCertificateRequest { component: component.into(), public_key };
+        KubernetesClient::new(self.channel.clone())
+            .issue_certificate(asked)
+            .await
+            .map(tonic::Response::into_inner)
+    }
+}
+
+async fn roles(owner: &Channel, node: &Caller, give: &[&str], take: &[&str]) -> Result<(), tonic::Status> {
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    let asked = wire::UpdateRolesRequest { node_id: node.id(), give: names(give), take: names(take) };
+    ManagementClient::new(owner.clone()).update_roles(asked).await.map(drop)
+}
+
+async fn get(owner: &Channel) -> Result<wire::GetKubernetesResponse> {
+    Ok(KubernetesClient::new(owner.clone()).get(wire::GetKubernetesRequest {}).await?.into_inner())
+}
+
+async fn next(
+    watching: &mut Streaming<wire::WatchOwnKubernetesResponse>,
+) -> Result<Option<wire::KubernetesSetup>> {
+    Ok(in_time("what it is to run", watching.message()).await??.context("it ended")?.setup)
+}
+
+/// Reads what a node is told until it is so.
+async fn told(
+    watching: &mut Streaming<wire::WatchOwnKubernetesResponse>,
+    is: impl Fn(&wire::KubernetesSetup) -> bool,
+) -> Result<wire::KubernetesSetup> {
+    loop {
+        if let Some(setup) = next(watching).await?
+            && is(&setup)
+        {
+            return Ok(setup);
+        }
+    }
+}
+
+fn is_signed_by(certificate: &[u8], authority: &[u8]) -> Result<bool> {
+    let (_, certificate) = X509Certificate::from_der(certificate)?;
+    let (_, authority) = X509Certificate::from_der(authority)?;
+    let key = ring::signature::UnparsedPublicKey::new(
+        &ring::signature::ECDSA_P256_SHA256_ASN1,
+        &authority.public_key().subject_public_key.data,
+    );
+    let verified = key.verify(certificate.tbs_certificate.as_ref(), &certificate.signature_value.data);
+    Ok(certificate.issuer() == authority.subject() && verified.is_ok())
+}
+
+#[tokio::test]
+async fn settings_are_put_told_and_forgotten_and_a_role_needs_them() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    let mut kubernetes = KubernetesClient::new(owner.clone());
+    let node = Caller::come(&cluster, 7).await?;
+    assert_eq!(refusal(kubernetes.get(wire::GetKubernetesRequest {}).await)?.0, Code::NotFound);
+    let refused = roles(&owner, &node, &[WORKER], &[]).await.err().context("it was given")?;
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    let put = |change: &dyn Fn(&mut wire::KubernetesSettings), expected_revision| {
+        let mut settings = kubernetes_settings();
+        change(&mut settings);
+        wire::PutKubernetesRequest { settings: Some(settings), expected_revision }
+    };
+    let wrong = put(&|said| (said.bundle, said.domain) = (String::new(), String::new()), None);
+    let (code, said) = refusal(kubernetes.put(wrong).await)?;
+    assert_eq!(code, Code::InvalidArgument);
+    assert!(said.contains("bundle: ") && said.contains("domain: "), "{said}");
+
+    let first = kubernetes.put(put(&|_| {}, Some(0))).await?.into_inner();
+    assert_eq!((first.revision, first.changed), (1, true));
+    let same = kubernetes.put(put(&|_| {}, None)).await?.into_inner();
+    assert_eq!((same.revision, same.changed), (1, false));
+    for refused in [put(&|_| {}, Some(0)), put(&|said| said.domain = "other.local".to_owned(), None)] {
+        assert_eq!(refusal(kubernetes.put(refused).await)?.0, Code::FailedPrecondition);
+    }
+    let second = kubernetes.put(put(&|said| said.bundle = "cd".repeat(32), Some(1))).await?.into_inner();
+    assert_eq!(second.revision, 2);
+    let known = get(&owner).await?;
+    assert_eq!((known.revision, known.authorities.len(), known.rotations.len()), (2, 4, 0));
+    assert_eq!(known.settings.as_ref().map(|settings| settings.bundle.clone()), Some("cd".repeat(32)));
+
+    // A bundle of its own.
+    let mut watching = node.watch().await?;
+    assert_eq!(next(&mut watching).await?, None, "it has no role");
+    roles(&owner, &node, &[WORKER], &[]).await?;
+    let setup = told(&mut watching, |_| true).await?;
+    assert_eq!((setup.bundle, setup.pod_range.as_str()), ("cd".repeat(32), "10.128.0.0/24"));
+    let assign = |node_id: String, bundle: &str| wire::AssignBundleRequest {
+        node_id,
+        bundle: bundle.to_owned(),
+        url: String::new(),
+    };
+    kubernetes.assign_bundle(assign(node.id(), &"ef".repeat(32))).await?;
+    told(&mut watching, |setup| setup.bundle == "ef".repeat(32)).await?;
+    assert_eq!(get(&owner).await?.assigned.get(&node.id()), Some(&"ef".repeat(32)));
+    kubernetes.assign_bundle(assign(node.id(), "")).await?;
+    told(&mut watching, |setup| setup.bundle == "cd".repeat(32)).await?;
+    for (wrong, code) in [
+        (assign(node.id(), "ef"), Code::InvalidArgument),
+        (assign("node-1".to_owned(), ""), Code::InvalidArgument),
+        (assign(Holder::new()?.id.to_string(), ""), Code::NotFound),
+    ] {
+        assert_eq!(refusal(kubernetes.assign_bundle(wrong).await)?.0, code);
+    }
+
+    let delete = wire::DeleteKubernetesRequest {};
+    let (code, said) = refusal(kubernetes.delete(delete).await)?;
+    assert_eq!((code, said.contains(&node.id())), (Code::FailedPrecondition, true), "{said}");
+    roles(&owner, &node, &[], &[WORKER]).await?;
+    assert_eq!(next(&mut watching).await?, None);
+    kubernetes.delete(delete).await?;
+    kubernetes.delete(delete).await?;
+    assert_eq!(refusal(kubernetes.get(wire::GetKubernetesRequest {}).await)?.0, Code::NotFound);
+    put_kubernetes(owner.clone()).await?;
+    let anew = get(&owner).await?;
+    assert_ne!(anew.authorities, known.authorities, "another Kubernetes has other authorities");
+    Ok(())
+}
+
+#[tokio::test]
+async fn certificates_are_for_components_of_roles_that_the_node_has_now() -> TestResult {
+    use wire::KubernetesComponent as Component;
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    put_kubernetes(owner.clone()).await?;
+    let node = Caller::come(&cluster, 7).await?;
+    roles(&owner, &node, &[WORKER], &[]).await?;
+    let refused = node.certificate(Component::Kubelet).await.err().context("it says no address")?;
+    assert_eq!((refused.code(), refused.message().contains("address")), (Code::FailedPrecondition, true));
+    node.say(0).await?;
+    let issued = node.certificate(Component::Kubelet).await?;
+    let known = get(&owner).await?;
+    let authority = |which: wire::KubernetesKeys| {
+        let found = known.authorities.iter().find(|authority| authority.which() == which);
+        found.map(|authority| authority.trusted[0].clone()).context("no such authority")
+    };
+    let clients = authority(wire::KubernetesKeys::Clients)?;
+    assert!(is_signed_by(&issued.certificate, &clients)?);
+    assert!(!is_signed_by(&issued.certificate, &authority(wire::KubernetesKeys::Servers)?)?);
+    let (_, parsed) = X509Certificate::from_der(&issued.certificate)?;
+    assert_eq!(parsed.subject().to_string(), format!("O=system:nodes, CN=system:node:{}", node.id()));
+    let week = Duration::from_hours(7 * 24).as_secs();
+    let lasts = parsed.validity().not_after.timestamp() - cluster.time.now().timestamp();
+    assert!(u64::try_from(lasts)?.abs_diff(week) < 600, "{lasts}");
+    let server = node.certificate(Component::KubeletServer).await?;
+    assert!(is_signed_by(&server.certificate, &authority(wire::KubernetesKeys::Servers)?)?);
+
+    let (code, said) = refusal(node.certificate(Component::ApiServer).await.map(tonic::Response::new))?;
+    assert_eq!(
+        (code, said.contains("is no kubernetes-controller")),
+        (Code::FailedPrecondition, true),
+        "{said}"
+    );
+    let mut calling = KubernetesClient::new(node.channel.clone());
+    let (code, _) = refusal(calling.get_signing_key(wire::GetSigningKeyRequest {}).await)?;
+    assert_eq!(code, Code::FailedPrecondition);
+    let mut wrong = wire::IssueKubernetesCertificateRequest {
+        component: Component::Kubelet.into(),
+        public_key: node.holder.key.0.to_vec(),
+    };
+    assert_eq!(refusal(calling.issue_certificate(wrong.clone()).await)?.0, Code::InvalidArgument);
+    (wrong.component, wrong.public_key) = (99, KeyPair::generate()?.subject_public_key_info());
+    assert_eq!(refusal(calling.issue_certificate(wrong).await)?.0, Code::InvalidArgument);
+
+    // What it lost it has no certificates for.
+    roles(&owner, &node, &[], &[WORKER]).await?;
+    let refused = node.certificate(Component::Kubelet).await.err().context("it lost its role")?;
+    assert_eq!(
+        (refused.code(), refused.message().contains("is no kubernetes-worker")),
+        (Code::FailedPrecondition, true)
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn user_reaches_what_the_clients_authority_opens_for_a_bounded_time() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    let mut kubernetes = KubernetesClient::new(owner.clone());
+    let key = KeyPair::generate()?.subject_public_key_info();
+    let ask = |name: &str, access: Access, lifetime_ms| wire::IssueKubernetesUserRequest {
+        public_key: key.clone(),
+        name: name.to_owned(),
+        access: access.into(),
+        lifetime_ms,
+    };
+    let (code, _) = refusal(kubernetes.issue_user(ask("kim", Access::Owner, AN_HOUR_MS)).await)?;
+    assert_eq!(code, Code::NotFound);
+    put_kubernetes(owner.clone()).await?;
+    for wrong in [
+        ask("system:admin", Access::Owner, AN_HOUR_MS),
+        ask("kim", Access::Unspecified, AN_HOUR_MS),
+        ask("kim", Access::Viewer, 0),
+        ask("kim", Access::Viewer, 8 * 24 * AN_HOUR_MS),
+        wire::IssueKubernetesUserRequest { public_key: vec![1], ..ask("kim", Access::Owner, AN_HOUR_MS) },
+    ] {
+        assert_eq!(refusal(kubernetes.issue_user(wrong).await)?.0, Code::InvalidArgument);
+    }
+    let issued = kubernetes.issue_user(ask("kim", Access::Viewer, AN_HOUR_MS)).await?.into_inner();
+    let known = get(&owner).await?;
+    assert_eq!(issued.servers, known.authorities[0].trusted);
+    assert!(is_signed_by(&issued.certificate, &known.authorities[1].trusted[0])?);
+    let (_, parsed) = X509Certificate::from_der(&issued.certificate)?;
+    assert_eq!(parsed.subject().to_string(), "O=shepherd:viewers, CN=kim");
+    assert_eq!(parsed.validity().not_after.timestamp(), issued.not_after_ms / 1000);
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_two_workers_have_one_part_however_they_come_and_go() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    put_kubernetes(owner.clone()).await?;
+    let mut nodes = Vec::new();
+    for host in 1..=4 {
+        nodes.push(Caller::come(&cluster, host).await?);
+    }
+    let given = nodes.iter().map(|node| roles(&owner, node, &[WORKER], &[]));
+    futures::future::try_join_all(given).await?;
+    let parts = async |nodes: &[Caller]| {
+        let mut parts = BTreeSet::new();
+        for node in nodes {
+            parts.insert(told(&mut node.watch().await?, |_| true).await?.pod_range);
+        }
+        anyhow::Ok(parts)
+    };
+    let before = parts(&nodes).await?;
+    assert_eq!(before.len(), 4, "{before:?}");
+    let gone = nodes.remove(0);
+    let its = told(&mut gone.watch().await?, |_| true).await?.pod_range;
+    let delete =
+        wire::DeleteRequest { node_id: gone.id(), bypass_has_roles: true, bypass_not_decommissioned: true };
+    ManagementClient::new(owner.clone()).delete(delete).await?;
+    nodes.push(Caller::come(&cluster, 9).await?);
+    roles(&owner, &nodes[3], &[WORKER], &[]).await?;
+    let after = parts(&nodes).await?;
+    assert_eq!(after.len(), 4, "two nodes have one part: {after:?}");
+    assert!(after.contains(&its), "what was freed is the lowest");
+    Ok(())
+}
+
+/// Each kind of key, with a node that speaks late.
+#[tokio::test]
+async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResult {
+    use wire::KubernetesKeys as Keys;
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    put_kubernetes(owner.clone()).await?;
+    let node = Caller::come(&cluster, 7).await?;
+    node.say(0).await?;
+    roles(&owner, &node, &[WORKER], &[]).await?;
+    let trusted = |setup: &wire::KubernetesSetup, which: Keys| match which {
+        Keys::ServiceAccounts => setup.service_account_keys.clone(),
+        which => setup
+            .authorities
+            .iter()
+            .find(|authority| authority.which() == which)
+            .map(|authority| authority.trusted.clone())
+            .unwrap_or_default(),
+    };
+    for which in [Keys::Servers, Keys::Clients, Keys::FrontProxy, Keys::Etcd, Keys::ServiceAccounts] {
+        let mut watching = node.watch().await?;
+        let before = told(&mut watching, |_| true).await?;
+        let old = trusted(&before, which);
+        assert_eq!(old.len(), 1);
+        node.say(before.generation).await?;
+        let rotate = || wire::RotateKubernetesRequest { which: which.into() };
+        let mut kubernetes = KubernetesClient::new(owner.clone());
+        let begun = kubernetes.rotate(rotate()).await?.into_inner().rotation.context("none")?;
+        assert_eq!((begun.stage(), begun.waits_for.clone()), (Stage::Trusted, vec![node.id()]));
+        let again = kubernetes.rotate(rotate()).await?.into_inner().rotation.context("none")?;
+        assert_eq!(again.since_ms, begun.since_ms, "one that is under way goes on");
+        let both = told(&mut watching, |setup| setup.generation > before.generation).await?;
+        let both_trusted = trusted(&both, which);
+        assert_eq!((both_trusted.len(), &both_trusted[0]), (2, &old[0]), "{which:?}: the old one signs");
+        // It has not spoken: nothing goes on, whatever time passes and however often it is looked at.
+        cluster.time.pass(7200);
+        let owner = cluster.as_owner().await?;
+        let mut kubernetes = KubernetesClient::new(owner.clone());
+        let still = kubernetes.rotate(rotate()).await?.into_inner().rotation.context("none")?;
+        assert_eq!((still.stage(), still.waits_for), (Stage::Trusted, vec![node.id()]));
+        node.say(both.generation).await?;
+        let signs = told(&mut watching, |setup| setup.generation > both.generation).await?;
+        let now = trusted(&signs, which);
+        assert_eq!(now, [both_trusted[1].clone(), old[0].clone()], "{which:?}: the new one signs");
+        node.say(signs.generation).await?;
+        if which == Keys::ServiceAccounts {
+            until("it is known until when", async || Ok(get(&owner).await?.rotations[0].until_ms > 0))
+                .await?;
+            cluster.time.pass(u32::try_from(TOKEN_OVERLAP.as_secs())?);
+        }
+        let done = told(&mut watching, |setup| setup.generation > signs.generation).await?;
+        assert_eq!(trusted(&done, which), [both_trusted[1].clone()], "{which:?}");
+        assert!(get(&owner).await?.rotations.is_empty());
+    }
+    Ok(())
+}
+
+/// Another leader goes on where the one before was.
+#[tokio::test]
+async fn replacement_goes_on_under_another_leader() -> TestResult {
+    let mut cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    put_kubernetes(owner.clone()).await?;
+    let node = Caller::come(&cluster, 7).await?;
+    node.say(0).await?;
+    roles(&owner, &node, &[WORKER], &[]).await?;
+    let which = wire::KubernetesKeys::Clients;
+    KubernetesClient::new(owner.clone())
+        .rotate(wire::RotateKubernetesRequest { which: which.into() })
+        .await?;
+    let both = get(&owner).await?.authorities[1].trusted.clone();
+    assert_eq!(both.len(), 2);
+
+    cluster.stop(0).await?;
+    cluster.run(0).await?;
+    cluster.until_one_leads(None).await?;
+    let owner = cluster.as_owner().await?;
+    let certificate = super::cluster::certificate(&cluster.authority, &node.holder, cluster.time.now())?;
+    let node = Caller { channel: cluster.channel(0, Some(node.holder.with(&certificate)?))?, ..node };
+    let mut watching = node.watch().await?;
+    let mut now = told(&mut watching, |_| true).await?;
+    assert_eq!(get(&owner).await?.rotations.len(), 1, "it is under way");
+    for _ in 0..2 {
+        node.say(now.generation).await?;
+        let last = now.generation;
+        now = told(&mut watching, |setup| setup.generation > last).await?;
+    }
+    assert_eq!(now.authorities[1].trusted, [both[1].clone()]);
+    assert!(get(&owner).await?.rotations.is_empty());
+    Ok(())
+}
