@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 23] = [
+const CONTRACTS: [&str; 24] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/curator/v1/credentials.proto",
     "shepherd/curator/v1/declarations.proto",
@@ -20,6 +20,7 @@ const CONTRACTS: [&str; 23] = [
     "shepherd/fleet/v1/artefacts.proto",
     "shepherd/fleet/v1/budgets.proto",
     "shepherd/fleet/v1/cluster_credentials.proto",
+    "shepherd/fleet/v1/cluster_kubernetes.proto",
     "shepherd/fleet/v1/clusters.proto",
     "shepherd/fleet/v1/fleet.proto",
     "shepherd/fleet/v1/logs.proto",

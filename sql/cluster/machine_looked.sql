@@ -6,7 +6,9 @@ UPDATE machine_cluster c SET waits = n.waits,
     health = CASE WHEN $2::TIMESTAMPTZ IS NOT NULL THEN n.health ELSE c.health END,
     voter = CASE WHEN $2::TIMESTAMPTZ IS NOT NULL THEN n.voter ELSE c.voter END,
     services = CASE WHEN $2::TIMESTAMPTZ IS NOT NULL THEN n.services ELSE c.services END,
+    kubernetes = CASE WHEN $2::TIMESTAMPTZ IS NOT NULL THEN n.kubernetes ELSE c.kubernetes END,
     seen_at = COALESCE($2::TIMESTAMPTZ, c.seen_at)
-FROM unnest($3::UUID[], $4::TEXT[], $5::TEXT[], $6::TEXT[], $7::JSONB[], $8::TEXT[], $9::BOOL[], $10::JSONB[])
-    AS n (machine_id, waits, node_id, node_state, roles, health, voter, services)
+FROM unnest($3::UUID[], $4::TEXT[], $5::TEXT[], $6::TEXT[], $7::JSONB[], $8::TEXT[], $9::BOOL[], $10::JSONB[],
+            $11::JSONB[])
+    AS n (machine_id, waits, node_id, node_state, roles, health, voter, services, kubernetes)
 WHERE c.machine_id = n.machine_id AND c.cluster_id = $1

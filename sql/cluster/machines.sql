@@ -1,6 +1,6 @@
 -- The machines of a cluster in the order in which they were chosen.
 SELECT c.machine_id, c.part, c.chosen_at, c.leaving, c.approved, c.waits, c.node_id, c.node_state, c.roles, c.health, c.voter,
-       c.services, c.seen_at, d.phase_index AS phase, p.provider_id AS "provider_id?", p.location AS "location?",
+       c.services, c.kubernetes, c.seen_at, d.phase_index AS phase, p.provider_id AS "provider_id?", p.location AS "location?",
        t.machine_id IS NOT NULL AS "retiring!",
        o.what AS "what?", o.generation AS "asked?", o.ordered_at AS "ordered_at?",
        r.generation AS "reported?", r.node_key AS "node_key?", r.ca_certificate AS "ca_certificate?",

@@ -20,6 +20,7 @@ use crate::model::artefact::{
 };
 use crate::model::declaration::Sha256;
 use crate::model::ids::MachineId;
+use crate::model::kubernetes::archive::manifest;
 use crate::model::phase::Phase;
 use crate::model::time::Timestamp;
 
@@ -79,6 +80,7 @@ pub async fn artefacts(tx: &mut PgConnection) -> Result<(Vec<ArtefactView>, Time
         added_at: row.added_at,
         added_by: row.added_by,
         pieces: row.pieces.map_or_else(|| pieces(count(row.size)), count),
+        kubernetes: row.kubernetes,
     });
     Ok((found.collect(), inspect::now(tx).await?))
 }
@@ -115,12 +117,12 @@ impl Bmdb {
         name: String,
     ) -> Result<Carried, BmdbError> {
         check_name(&name).map_err(|said| refused("WRONG_NAME", said))?;
-        let made = self.made(sha256).await?;
+        let (made, kubernetes) = self.made(sha256).await?;
         let given = order.clone();
         let carried = self
             .ordered("adding an artefact", move |tx| {
-                let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { add(tx, &order, sha256, &name, made).await })
+                let (order, name, kubernetes) = (order.clone(), name.clone(), kubernetes.clone());
+                Box::pin(async move { add(tx, &order, sha256, (&name, kubernetes), made).await })
             })
             .await;
         // Refused, that transaction changed nothing.
@@ -190,8 +192,9 @@ impl Bmdb {
         })
     }
 
-    /// What the pieces that are there make together.
-    async fn made(&self, sha256: Sha256) -> Result<Made, BmdbError> {
+    /// What the pieces that are there make together; and where that is a bundle of Kubernetes, the version in it, which
+    /// stands in the first of them.
+    async fn made(&self, sha256: Sha256) -> Result<(Made, Option<String>), BmdbError> {
         let row = self
             .transact(WHAT, move |tx| {
                 Box::pin(async move {
@@ -208,26 +211,31 @@ impl Bmdb {
                 })
             })
             .await?;
-        let Some((size, upload, whole, there)) = row else { return Ok(Made::Nothing) };
+        let Some((size, upload, whole, there)) = row else { return Ok((Made::Nothing, None)) };
         if whole {
-            return Ok(Made::Whole);
+            return Ok((Made::Whole, None));
         }
         let size = u64::try_from(size).unwrap_or_default();
         let missing = missing(size, &there).len();
-        let less = |missing| Made::Less { missing, of: pieces(size) };
+        let less = |missing| (Made::Less { missing, of: pieces(size) }, None);
         if missing > 0 {
             return Ok(less(missing));
         }
-        let mut context = Context::new(&SHA256);
+        let (mut context, mut kubernetes) = (Context::new(&SHA256), None);
         for number in 0..pieces(size) {
             match self.artefact_piece(sha256, number).await? {
-                Some(piece) => context.update(&piece),
+                Some(piece) => {
+                    if number == 0 {
+                        kubernetes = manifest(&piece).ok().map(|manifest| manifest.kubernetes.to_string());
+                    }
+                    context.update(&piece);
+                }
                 // Somebody has removed them since.
                 None => return Ok(less(1)),
             }
         }
         let right = context.finish().as_ref() == sha256.0;
-        Ok(if right { Made::Right(upload) } else { Made::Other(upload) })
+        Ok(if right { (Made::Right(upload), kubernetes) } else { (Made::Other(upload), None) })
     }
 }
 
@@ -332,7 +340,7 @@ async fn add(
     tx: &mut PgConnection,
     order: &Order,
     sha256: Sha256,
-    name: &str,
+    (name, kubernetes): (&str, Option<String>),
     made: Made,
 ) -> Result<Carried, BmdbError> {
     if let Some(carried) = given_before(tx, order).await? {
@@ -380,12 +388,13 @@ async fn add(
         }
     };
     begin_attempt(tx, order).await?;
-    sqlx::query_file_scalar!("sql/artefact/added.sql", digest, upload, name, order.actor.name)
+    sqlx::query_file_scalar!("sql/artefact/added.sql", digest, upload, name, order.actor.name, kubernetes)
         .fetch_optional(&mut *tx)
         .await
         .doing(BRINGING)?;
     end_attempt(tx, order).await?;
-    let said = format!("is added, {} bytes; every shepherd has it for its machines", known.size);
+    let what = kubernetes.map(|version| format!(" as a bundle of Kubernetes {version}")).unwrap_or_default();
+    let said = format!("is added{what}, {} bytes; every shepherd has it for its machines", known.size);
     write_down(tx, order, None, Done { changed: true, said }, None, Some(told(name))).await
 }
 
@@ -409,6 +418,25 @@ async fn delete(tx: &mut PgConnection, order: &Order, artefact: &str) -> Result<
         let said = format!(
             "{artefact} was not removed: the update {update} rolls it out; wait for its end, or: shepherdctl update \
              abort {update}"
+        );
+        return Err(refused("IN_USE", said));
+    }
+    let runs = sqlx::query_file!("sql/artefact/kubernetes.sql", sha256.0.as_slice())
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("removing an artefact")?;
+    if let Some(runs) = runs {
+        let (name, how) = (
+            runs.name.unwrap_or_default(),
+            match runs.what.as_str() {
+                "bundle" => "is the bundle of Kubernetes of the cluster",
+                "add-on" => "is an add-on of the cluster",
+                _ => "is a bundle that an upgrade concerns of the cluster",
+            },
+        );
+        let said = format!(
+            "{artefact} was not removed: it {how} {name}, and nodes that come or come back fetch it; see: shepherdctl cluster \
+             describe {name}"
         );
         return Err(refused("IN_USE", said));
     }

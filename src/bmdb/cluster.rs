@@ -12,10 +12,13 @@ use uuid::Uuid;
 use crate::bmdb::action::Done;
 use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
 use crate::bmdb::cluster_declaration::declarations;
+use crate::bmdb::cluster_kubernetes::{self, KubernetesLine, Wish, kubernetes_of};
+use crate::bmdb::cluster_upgrade::{self, UpgradeLine, upgrade_of};
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
+use crate::model::cluster::kubernetes::OnNode;
 use crate::model::cluster::snapshot::{LastSnapshot, Snapshots};
 use crate::model::cluster::spec::{Part, Spec};
 use crate::model::cluster::state::{Asked, Founded, Member, Report, Restoring, Wanted};
@@ -95,6 +98,8 @@ pub struct MachineLine {
     pub seen_at: Option<Timestamp>,
     /// What its node runs of operators' roles, as it said last.
     pub services: Vec<ServiceView>,
+    /// What its node runs of Kubernetes, as it said last.
+    pub kubernetes: Option<OnNode>,
 }
 
 /// A node as it was last seen.
@@ -121,6 +126,10 @@ pub struct ClusterAndMachines {
     pub declarations: Vec<DeclarationView>,
     /// Keys of nodes that left it, as far back as its snapshots go.
     pub left: BTreeSet<[u8; 32]>,
+    /// What it is to run of Kubernetes.
+    pub kubernetes: Option<KubernetesLine>,
+    /// The upgrade that is under way, or else the newest one.
+    pub upgrade: Option<UpgradeLine>,
 }
 
 /// A change of what a cluster is to be; what is absent stays.
@@ -276,6 +285,7 @@ pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Machin
                 seen_at: row.seen_at,
                 // What another release wrote is shown again with the next look.
                 services: row.services.and_then(|said| serde_json::from_value(said).ok()).unwrap_or_default(),
+                kubernetes: row.kubernetes.and_then(|said| serde_json::from_value(said).ok()),
             })
         })
         .collect()
@@ -293,13 +303,14 @@ pub(crate) async fn part_of(
         leaving: row.leaving,
         waits: row.waits,
         health: row.health,
+        kubernetes: row.kubernetes.and_then(|said| serde_json::from_value::<OnNode>(said).ok()),
     }))
 }
 
 /// A cluster as people see it.
 #[must_use]
 pub fn view(found: &ClusterAndMachines) -> ClusterView {
-    let ClusterAndMachines { cluster, machines, declarations, .. } = found;
+    let ClusterAndMachines { cluster, machines, declarations, kubernetes, upgrade, .. } = found;
     let (deleting, founded) = (cluster.deleting.is_some(), cluster.founded.is_some());
     let stage = match &cluster.restoring {
         Some(_) if !deleting => RESTORING,
@@ -333,6 +344,8 @@ pub fn view(found: &ClusterAndMachines) -> ClusterView {
         waits: cluster.waits.clone(),
         machines: machines.iter().map(machine_view).collect(),
         declarations: declarations.clone(),
+        kubernetes: kubernetes.as_ref().map(cluster_kubernetes::view),
+        upgrade: upgrade.as_ref().map(cluster_upgrade::view),
     }
 }
 
@@ -351,6 +364,7 @@ fn machine_view(line: &MachineLine) -> ClusterMachineView {
         leaving: member.leaving.clone(),
         waits: line.waits.clone(),
         services: line.services.clone(),
+        kubernetes: line.kubernetes.clone(),
     }
 }
 
@@ -373,20 +387,29 @@ pub(crate) async fn with_all(
 ) -> Result<ClusterAndMachines, BmdbError> {
     let machines = machines(tx, cluster.id).await?;
     let declarations = declarations(tx, cluster.id).await?;
-    let keys =
-        sqlx::query_file_scalar!("sql/cluster/left_nodes.sql", cluster.id).fetch_all(tx).await.doing(WHAT)?;
+    let keys = sqlx::query_file_scalar!("sql/cluster/left_nodes.sql", cluster.id)
+        .fetch_all(&mut *tx)
+        .await
+        .doing(WHAT)?;
     let left = keys.into_iter().filter_map(|key| key.try_into().ok()).collect();
-    Ok(ClusterAndMachines { cluster, machines, declarations, left })
+    let kubernetes = kubernetes_of(tx, cluster.id).await?;
+    let upgrade = upgrade_of(tx, cluster.id).await?;
+    Ok(ClusterAndMachines { cluster, machines, declarations, left, kubernetes, upgrade })
 }
 
 impl Bmdb {
     /// Asks for a cluster.
-    pub async fn create_cluster(&self, order: Order, spec: Spec) -> Result<Carried, BmdbError> {
+    pub async fn create_cluster(
+        &self,
+        order: Order,
+        spec: Spec,
+        kubernetes: Option<Wish>,
+    ) -> Result<Carried, BmdbError> {
         let given = order.clone();
         let carried = self
             .ordered("asking for a cluster", move |tx| {
-                let (order, spec) = (order.clone(), spec.clone());
-                Box::pin(async move { create(tx, &order, &spec).await })
+                let (order, spec, kubernetes) = (order.clone(), spec.clone(), kubernetes.clone());
+                Box::pin(async move { create(tx, &order, &spec, kubernetes.as_ref()).await })
             })
             .await;
         self.note_refusal(carried, &given, None).await
@@ -439,11 +462,20 @@ impl Bmdb {
     }
 }
 
-async fn create(tx: &mut PgConnection, order: &Order, spec: &Spec) -> Result<Carried, BmdbError> {
+async fn create(
+    tx: &mut PgConnection,
+    order: &Order,
+    spec: &Spec,
+    kubernetes: Option<&Wish>,
+) -> Result<Carried, BmdbError> {
     if let Some(carried) = given_before(tx, order).await? {
         return Ok(carried);
     }
     spec.check().map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said })?;
+    let kubernetes = match kubernetes {
+        Some(wish) => Some(cluster_kubernetes::wanted(tx, &spec.name, None, wish).await?),
+        None => None,
+    };
     begin_attempt(tx, order).await?;
     let made = sqlx::query_file_scalar!(
         "sql/cluster/insert.sql",
@@ -459,23 +491,31 @@ async fn create(tx: &mut PgConnection, order: &Order, spec: &Spec) -> Result<Car
     .fetch_optional(&mut *tx)
     .await
     .doing("asking for a cluster")?;
-    if made.is_none() {
+    let Some(made) = made else {
         let said = format!(
             "{} exists already; give another name, or change it with: shepherdctl cluster scale {}",
             target(&spec.name),
             spec.name
         );
         return Err(BmdbError::OrderRefused { reason: "CLUSTER_EXISTS", said });
+    };
+    if let Some(kubernetes) = &kubernetes {
+        cluster_kubernetes::keep(tx, made, kubernetes, &order.actor.name).await?;
     }
     end_attempt(tx, order).await?;
     let said = format!(
-        "is asked for: {}, {} from machines that {}; watch it with: shepherdctl cluster describe {}",
+        "is asked for: {}, {}{} from machines that {}; watch it with: shepherdctl cluster describe {}",
         many(spec.control_plane, "member of the control plane", "members of the control plane"),
         many(spec.workers, "worker", "workers"),
+        kubernetes.as_ref().map(|k| format!(" with Kubernetes {}", k.version)).unwrap_or_default(),
         fit(spec),
         spec.name
     );
-    write_down(tx, order, None, Done { changed: true, said }, None, Some(told(spec))).await
+    let mut after = told(spec);
+    if let Some(kubernetes) = &kubernetes {
+        after["kubernetes"] = cluster_kubernetes::told(kubernetes);
+    }
+    write_down(tx, order, None, Done { changed: true, said }, None, Some(after)).await
 }
 
 async fn alter(

@@ -12,6 +12,7 @@ use crate::bmdb::cluster::{ClusterAndMachines, clusters, with_all};
 use crate::bmdb::cluster_candidates::page;
 use crate::bmdb::cluster_credential::remove_credentials;
 use crate::bmdb::cluster_key::forget_former_keys;
+use crate::bmdb::cluster_kubernetes::remove_of_cluster;
 use crate::bmdb::cluster_snapshot::remove_snapshots;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
@@ -22,6 +23,8 @@ use crate::bmdb::policy::policy_of_version;
 use crate::bmdb::schedule::{lock, tell};
 use crate::model::cluster::declared::ServiceView;
 use crate::model::cluster::disturb::FRESH;
+use crate::model::cluster::kubernetes::OnNode;
+use crate::model::cluster::kubernetes_view::Known;
 use crate::model::cluster::selector::Selector;
 use crate::model::cluster::spec::Part;
 use crate::model::cluster::state::{Candidate, Wanted};
@@ -43,6 +46,8 @@ pub struct MachineLook {
     pub voter: bool,
     /// What its node runs of operators' roles.
     pub services: Vec<ServiceView>,
+    /// What its node runs of Kubernetes.
+    pub kubernetes: Option<OnNode>,
 }
 
 /// What a pass found, as it is shown.
@@ -56,6 +61,8 @@ pub struct Look {
     pub seen: Option<Timestamp>,
     /// Members of etcd that vote, and how many of them are reached; none when the curators did not answer.
     pub votes: Option<(usize, usize)>,
+    /// What the curators have of Kubernetes; none where they did not say.
+    pub kubernetes: Option<Known>,
     /// Each machine.
     pub machines: Vec<(MachineId, MachineLook)>,
 }
@@ -278,6 +285,7 @@ impl Bmdb {
                 remove_snapshots(tx, cluster).await?;
                 remove_credentials(tx, cluster).await?;
                 forget_former_keys(tx, cluster).await?;
+                remove_of_cluster(tx, cluster).await?;
                 sqlx::query_file!("sql/cluster/remove_left_nodes.sql", cluster)
                     .execute(&mut *tx)
                     .await
@@ -355,6 +363,12 @@ impl Bmdb {
                 .execute(&mut *tx)
                 .await
                 .doing(doing)?;
+                if let Some(known) = &look.kubernetes {
+                    sqlx::query_file!("sql/kubernetes/known.sql", cluster, json!(known))
+                        .execute(&mut *tx)
+                        .await
+                        .doing(doing)?;
+                }
                 looked_at_machines(tx, cluster, &look).await
             })
         })
@@ -415,6 +429,9 @@ async fn looked_at_machines(tx: &mut PgConnection, cluster: Uuid, look: &Look) -
         look.machines.iter().map(|(_, machine)| machine.node.as_ref().map(|node| json!(node.2))).collect();
     let voters: Vec<bool> = look.machines.iter().map(|(_, machine)| machine.voter).collect();
     let services: Vec<Value> = look.machines.iter().map(|(_, machine)| json!(machine.services)).collect();
+    let kubernetes: Vec<Option<Value>> = (look.machines.iter())
+        .map(|(_, machine)| machine.kubernetes.as_ref().map(|kubernetes| json!(kubernetes)))
+        .collect();
     sqlx::query_file!(
         "sql/cluster/machine_looked.sql",
         cluster,
@@ -426,7 +443,8 @@ async fn looked_at_machines(tx: &mut PgConnection, cluster: Uuid, look: &Look) -
         &roles as &[Option<Value>],
         &health as &[Option<String>],
         &voters,
-        &services
+        &services,
+        &kubernetes as &[Option<Value>]
     )
     .execute(tx)
     .await

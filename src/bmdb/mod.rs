@@ -50,8 +50,13 @@ mod cluster_candidates;
 pub mod cluster_credential;
 pub mod cluster_declaration;
 pub mod cluster_key;
+pub mod cluster_kubernetes;
+pub mod cluster_kubernetes_user;
 pub mod cluster_restore;
 pub mod cluster_snapshot;
+pub mod cluster_upgrade;
+#[cfg(feature = "shepherd")]
+pub mod cluster_upgrade_work;
 #[cfg(feature = "shepherd")]
 pub mod cluster_work;
 pub mod connection;

@@ -92,6 +92,14 @@ impl Bmdb {
                         .execute(&mut *tx)
                         .await
                         .doing(what)?;
+                    sqlx::query_file!("sql/restore/pause_upgrades.sql")
+                        .execute(&mut *tx)
+                        .await
+                        .doing(what)?;
+                    sqlx::query_file!("sql/restore/forget_rotations.sql")
+                        .execute(&mut *tx)
+                        .await
+                        .doing(what)?;
                     sqlx::query_file!("sql/restore/withdraw_releases.sql")
                         .execute(&mut *tx)
                         .await

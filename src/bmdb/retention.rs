@@ -12,8 +12,11 @@
 //! | `cluster_credential` | those in force, and those that ended within a day; 100 per cluster |
 //! | `cluster_declaration` | one per role that is declared to a cluster, 64 at most |
 //! | `cluster_former_key` | one per key of the shepherd for a cluster that was replaced since the oldest snapshot that is kept |
+//! | `cluster_kubernetes` | one per cluster that has Kubernetes |
+//! | `cluster_kubernetes_user` | those in force, and those that ended within a day; 100 per cluster |
 //! | `cluster_left_node` | one per machine that left a cluster since the oldest snapshot of it that is kept |
 //! | `cluster_snapshot`, `cluster_snapshot_chunk` | as many per cluster as the policy keeps, each with a chunk per 512 KiB, 128 at most |
+//! | `cluster_upgrade` | the one under way, and the 10 that ended last of each cluster |
 //! | `log_request`, `log_part` | 64 that have not ended, each with 1 MiB at the most; those that nobody came for go after five minutes |
 //! | `cluster_order` | one per machine that was ever asked about a cluster |
 //! | `named_lease` | one per provider ever configured, per cluster that there is, per kind of disturbance, and for roll-outs |
@@ -72,7 +75,7 @@ use crate::bmdb::log_request::KEPT_MS as LOGS_KEPT_MS;
 use crate::model::newer_fence::ANSWERED_BEYOND;
 
 /// Every table of the BMDB, as the table above has them.
-pub const TABLES: [&str; 55] = [
+pub const TABLES: [&str; 58] = [
     "access_credential",
     "approval",
     "artefact",
@@ -84,10 +87,13 @@ pub const TABLES: [&str; 55] = [
     "cluster_credential",
     "cluster_declaration",
     "cluster_former_key",
+    "cluster_kubernetes",
+    "cluster_kubernetes_user",
     "cluster_left_node",
     "cluster_order",
     "cluster_snapshot",
     "cluster_snapshot_chunk",
+    "cluster_upgrade",
     "fleet_listening",
     "fleet_sample",
     "history",

@@ -16,6 +16,7 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::model::artefact::{find, read_digest};
 use crate::model::cluster::selector::{Selector, Traits};
+use crate::model::declaration::Sha256;
 use crate::model::ids::MachineId;
 use crate::model::roll_out::{DEADLINES, MOST, MOST_AT_A_TIME};
 use crate::model::roll_out_view::{RollOutMachineView, RollOutView, note};
@@ -195,25 +196,109 @@ async fn meant(tx: &mut PgConnection, selector: &Selector) -> Result<Vec<(Uuid, 
     }
 }
 
-async fn create(tx: &mut PgConnection, order: &Order, new: &NewRollOut) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
-        return Ok(carried);
-    }
-    new.check().map_err(|said| refused("WRONG_UPDATE", said))?;
+/// The release that somebody means, whole: its digest and its name. Nobody removes it from here on: whoever tries waits, and
+/// finds that it is used.
+async fn release(tx: &mut PgConnection, said: &str) -> Result<(Sha256, String), BmdbError> {
     let (all, _) = artefacts(tx).await?;
-    let release = find(&all, &new.release).map_err(|said| refused("NO_SUCH_RELEASE", said))?;
+    let release = find(&all, said).map_err(|said| refused("NO_SUCH_RELEASE", said))?;
     let Some(name) = release.name.clone() else {
         return Err(refused("NO_SUCH_RELEASE", format!("the artefact {} is not whole yet", release.sha256)));
     };
     let digest = read_digest(&release.sha256).map_err(BmdbError::Corrupt)?;
-    // Nobody removes it from here on: whoever tries waits, and finds that it is used.
     let there = sqlx::query_file!("sql/artefact/lock.sql", digest.0.as_slice())
-        .fetch_optional(&mut *tx)
+        .fetch_optional(tx)
         .await
         .doing(ORDERING)?;
     if there.is_none_or(|there| there.added_at.is_none()) {
         return Err(refused("NO_SUCH_RELEASE", format!("the artefact {} is gone", release.sha256)));
     }
+    Ok((digest, name))
+}
+
+/// Refuses machines that are in a roll-out already.
+pub(crate) async fn busy(tx: &mut PgConnection, machines: &[(Uuid, String)]) -> Result<(), BmdbError> {
+    let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
+    let busy = sqlx::query_file!("sql/release/busy.sql", &ids).fetch_all(tx).await.doing(ORDERING)?;
+    let Some(first) = busy.first() else { return Ok(()) };
+    let said = format!(
+        "{} is in the update {}, which has not ended; wait for it, or: shepherdctl update abort {}",
+        name_of(machines, first.machine_id),
+        first.roll_out_id,
+        first.roll_out_id
+    );
+    Err(refused("BUSY", said))
+}
+
+/// Refuses machines of a cluster that is being upgraded: of one cluster one thing is done at a time.
+async fn being_upgraded(tx: &mut PgConnection, machines: &[(Uuid, String)]) -> Result<(), BmdbError> {
+    let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
+    let busy = sqlx::query_file!("sql/upgrade/busy.sql", &ids).fetch_all(tx).await.doing(ORDERING)?;
+    let Some(first) = busy.first() else { return Ok(()) };
+    let said = format!(
+        "{} is of the cluster {}, which is being upgraded; wait for it, or: shepherdctl cluster upgrade {} --abort",
+        name_of(machines, first.machine_id),
+        first.name,
+        first.name
+    );
+    Err(refused("BUSY", said))
+}
+
+fn name_of(machines: &[(Uuid, String)], machine: Uuid) -> &str {
+    let found = machines.iter().find(|(id, _)| *id == machine);
+    found.map_or("a machine", |(_, name)| name.as_str())
+}
+
+/// Begins a roll-out over these machines, as a part of something that orders it; `meant` says which they are. Answers with
+/// its id and the release's name.
+pub(crate) async fn begin_roll_out(
+    tx: &mut PgConnection,
+    order: &Order,
+    new: &NewRollOut,
+    meant: &str,
+    machines: &[(Uuid, String)],
+) -> Result<(String, String), BmdbError> {
+    new.check().map_err(|said| refused("WRONG_UPDATE", said))?;
+    let (digest, name) = release(tx, &new.release).await?;
+    let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
+    let id = insert(tx, order, new, meant, (digest, &name), &ids).await?;
+    Ok((id, name))
+}
+
+async fn insert(
+    tx: &mut PgConnection,
+    order: &Order,
+    new: &NewRollOut,
+    meant: &str,
+    (digest, name): (Sha256, &str),
+    machines: &[Uuid],
+) -> Result<String, BmdbError> {
+    let id: String = Uuid::new_v4().simple().to_string().chars().take(8).collect();
+    sqlx::query_file!("sql/release/forget_machines.sql", KEPT).execute(&mut *tx).await.doing(ORDERING)?;
+    sqlx::query_file!("sql/release/forget.sql", KEPT).execute(&mut *tx).await.doing(ORDERING)?;
+    sqlx::query_file!(
+        "sql/release/insert.sql",
+        id,
+        digest.0.as_slice(),
+        name,
+        meant,
+        i64::from(new.parallelism),
+        i64::from(new.deadline_seconds),
+        order.actor.name,
+        order.reason
+    )
+    .execute(&mut *tx)
+    .await
+    .doing(ORDERING)?;
+    sqlx::query_file!("sql/release/insert_machines.sql", id, machines).execute(tx).await.doing(ORDERING)?;
+    Ok(id)
+}
+
+async fn create(tx: &mut PgConnection, order: &Order, new: &NewRollOut) -> Result<Carried, BmdbError> {
+    if let Some(carried) = given_before(tx, order).await? {
+        return Ok(carried);
+    }
+    new.check().map_err(|said| refused("WRONG_UPDATE", said))?;
+    let (digest, name) = release(tx, &new.release).await?;
     let machines = meant(tx, &new.selector).await?;
     if machines.is_empty() || machines.len() > MOST {
         let said = match machines.len() {
@@ -223,37 +308,10 @@ async fn create(tx: &mut PgConnection, order: &Order, new: &NewRollOut) -> Resul
         return Err(refused("NO_MACHINES", said));
     }
     let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
-    let busy = sqlx::query_file!("sql/release/busy.sql", &ids).fetch_all(&mut *tx).await.doing(ORDERING)?;
-    if let Some(first) = busy.first() {
-        let name =
-            machines.iter().find(|(machine, _)| *machine == first.machine_id).map(|(_, name)| name.as_str());
-        let said = format!(
-            "{} is in the update {}, which has not ended; wait for it, or: shepherdctl update abort {}",
-            name.unwrap_or("a machine"),
-            first.roll_out_id,
-            first.roll_out_id
-        );
-        return Err(refused("BUSY", said));
-    }
-    let id: String = Uuid::new_v4().simple().to_string().chars().take(8).collect();
+    busy(tx, &machines).await?;
+    being_upgraded(tx, &machines).await?;
     begin_attempt(tx, order).await?;
-    sqlx::query_file!("sql/release/forget_machines.sql", KEPT).execute(&mut *tx).await.doing(ORDERING)?;
-    sqlx::query_file!("sql/release/forget.sql", KEPT).execute(&mut *tx).await.doing(ORDERING)?;
-    sqlx::query_file!(
-        "sql/release/insert.sql",
-        id,
-        digest.0.as_slice(),
-        name,
-        new.selector.to_string(),
-        i64::from(new.parallelism),
-        i64::from(new.deadline_seconds),
-        order.actor.name,
-        order.reason
-    )
-    .execute(&mut *tx)
-    .await
-    .doing(ORDERING)?;
-    sqlx::query_file!("sql/release/insert_machines.sql", id, &ids).execute(&mut *tx).await.doing(ORDERING)?;
+    let id = insert(tx, order, new, &new.selector.to_string(), (digest, &name), &ids).await?;
     end_attempt(tx, order).await?;
     let names: Vec<&str> = machines.iter().map(|(_, name)| name.as_str()).collect();
     let shown = names.iter().take(20).copied().collect::<Vec<_>>().join(", ");
@@ -264,7 +322,7 @@ async fn create(tx: &mut PgConnection, order: &Order, new: &NewRollOut) -> Resul
         new.parallelism
     );
     let after = json!({
-        "update": id, "release": name, "sha256": release.sha256, "select": new.selector.to_string(),
+        "update": id, "release": name, "sha256": hex::encode(digest.0), "select": new.selector.to_string(),
         "parallelism": new.parallelism, "machines": names,
     });
     write_down(tx, order, None, Done { changed: true, said }, None, Some(after)).await

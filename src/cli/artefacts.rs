@@ -115,6 +115,7 @@ fn artefact(said: v1::Artefact) -> Result<ArtefactView, CliError> {
         added_at: said.added_at.and_then(moment),
         added_by: some(said.added_by),
         pieces: said.pieces,
+        kubernetes: said.kubernetes,
     })
 }
 

@@ -1,5 +1,5 @@
 //! `cluster create|get|describe|scale|declare|undeclare|roles|approve|snapshot|snapshots|restore|
-//! credentials|rotate-key|delete`: clusters of machines.
+//! credentials|rotate-key|kubernetes|kubeconfig|upgrade|delete`: clusters of machines.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -10,9 +10,13 @@ use serde_json::json;
 
 use crate::bmdb::action::Done;
 use crate::bmdb::cluster::{Change, target, view, with_machines};
+use crate::bmdb::cluster_kubernetes::Wish;
 use crate::cli::again;
 use crate::cli::cluster_credentials::{CredentialsCommand, credentials_command};
 use crate::cli::cluster_keys;
+use crate::cli::cluster_kubeconfig::{Kubeconfig, kubeconfig};
+use crate::cli::cluster_kubernetes::{self, KubernetesCommand, KubernetesFlags, kubernetes_command};
+use crate::cli::cluster_upgrade::{UpgradeCluster, upgrade_command};
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
@@ -73,6 +77,15 @@ pub enum ClusterCommand {
     /// Have the shepherd's own key for a cluster replaced now
     #[command(after_help = examples::CLUSTER_ROTATE_KEY)]
     RotateKey(RotateClusterKey),
+    /// What a cluster runs of Kubernetes
+    #[command(subcommand)]
+    Kubernetes(KubernetesCommand),
+    /// Make a key here, and what kubectl needs to reach the API servers of a cluster with it
+    #[command(after_help = examples::CLUSTER_KUBECONFIG)]
+    Kubeconfig(Kubeconfig),
+    /// Upgrade a cluster: its role servers, then its controllers one by one, then its workers; or go back
+    #[command(after_help = examples::CLUSTER_UPGRADE)]
+    Upgrade(UpgradeCluster),
     /// End a cluster: its machines leave it, and what they keep of it is removed
     #[command(after_help = examples::CLUSTER_DELETE)]
     Delete(DeleteCluster),
@@ -112,6 +125,12 @@ pub struct CreateCluster {
         value_parser = PossibleValuesParser::new(Approval::ALL.map(Approval::as_str))
     )]
     pub approval: String,
+    /// The bundle of Kubernetes that it runs: an artefact's digest, the beginning of it, or its name [default: none]
+    #[arg(long, value_name = "BUNDLE")]
+    pub kubernetes: Option<String>,
+    /// What Kubernetes is to be
+    #[command(flatten)]
+    pub flags: KubernetesFlags,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -300,6 +319,8 @@ fn cluster(said: v1::Cluster) -> Result<ClusterView, CliError> {
         waits: said.waits,
         machines: said.machines.into_iter().map(machine).collect(),
         declarations: said.declarations.into_iter().map(declaration).collect::<Result<_, _>>()?,
+        kubernetes: said.kubernetes.map(cluster_kubernetes::kubernetes).transpose()?,
+        upgrade: said.upgrade.map(cluster_kubernetes::upgrade).transpose()?,
     })
 }
 
@@ -339,6 +360,7 @@ fn machine(said: v1::ClusterMachine) -> ClusterMachineView {
         leaving: said.leaving,
         waits: said.waits,
         services: said.services.into_iter().map(service).collect(),
+        kubernetes: said.kubernetes.map(cluster_kubernetes::on_node),
     }
 }
 
@@ -373,6 +395,9 @@ pub async fn cluster_command(
         ClusterCommand::Restore(asked) => snapshots::restore(source, asked, format).await,
         ClusterCommand::RotateKey(asked) => cluster_keys::rotate(source, asked, format).await,
         ClusterCommand::Credentials(command) => credentials_command(source, command, format).await,
+        ClusterCommand::Kubernetes(command) => kubernetes_command(source, command, format).await,
+        ClusterCommand::Kubeconfig(asked) => kubeconfig(source, asked, format).await,
+        ClusterCommand::Upgrade(asked) => upgrade_command(source, asked, format).await,
         ClusterCommand::Delete(asked) => delete(source, asked, format).await,
     }
 }
@@ -473,6 +498,9 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
         );
         line("declared", &said);
     }
+    for (name, value) in cluster_kubernetes::lines(cluster, now) {
+        line(name, &value);
+    }
     for wait in &cluster.waits {
         line("waits", wait);
     }
@@ -497,6 +525,7 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
     text.push('\n');
     text.push_str(&table(&["MACHINE", "PART", "LOCATION", "PHASE", "HEALTH", "ROLES"], &rows, width()));
     text.push_str(&services(cluster, now));
+    text.push_str(&cluster_kubernetes::components(cluster, now));
     let mut waits = String::new();
     for machine in &cluster.machines {
         if let Some(why) = &machine.leaving {
@@ -570,10 +599,19 @@ async fn create(source: &Source, asked: &CreateCluster, format: Format) -> Resul
         approval: asked.approval.parse().unwrap_or_default(),
     };
     spec.check().map_err(CliError::Wrong)?;
+    let kubernetes = match &asked.kubernetes {
+        Some(bundle) => Some(cluster_kubernetes::wish(Some(bundle), &asked.flags)?),
+        None if cluster_kubernetes::wish(None, &asked.flags)? == Wish::default() => None,
+        None => {
+            return Err(CliError::Wrong(
+                "the cluster is to have no Kubernetes; say by which bundle with --kubernetes BUNDLE".into(),
+            ));
+        }
+    };
     let done = match source {
         Source::Direct(bmdb) => {
             let order = direct("shepherd.fleet.v1.Clusters/Create", target(&asked.name), Some(&asked.reason));
-            bmdb.create_cluster(order, spec).await?.done
+            bmdb.create_cluster(order, spec, kubernetes).await?.done
         }
         Source::Api(remote) => {
             let give = async |service, order| {
@@ -585,6 +623,7 @@ async fn create(source: &Source, asked: &CreateCluster, format: Format) -> Resul
                     select: spec.selector.to_string(),
                     roles: spec.roles.iter().cloned().collect(),
                     approval: spec.approval.as_str().to_owned(),
+                    kubernetes: kubernetes.as_ref().map(cluster_kubernetes::wire),
                 };
                 ClustersClient::new(service).create(request).await
             };

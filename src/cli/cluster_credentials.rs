@@ -206,7 +206,7 @@ async fn revoke(source: &Source, asked: &RevokeCredential, format: Format) -> Re
 }
 
 /// Who runs this, as curators call people.
-fn myself() -> String {
+pub(super) fn myself() -> String {
     let who = who();
     let name = who.split('@').next().unwrap_or_default();
     let fits = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');

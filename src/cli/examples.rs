@@ -175,6 +175,51 @@ Example:
 
 Its curators refuse it as soon as they were told, and again after they were restored from a snapshot.";
 
+/// `cluster kubernetes set`.
+pub const CLUSTER_KUBERNETES_SET: &str = "\
+Examples:
+  shepherdctl cluster kubernetes set ams --bundle 'kubernetes 1.30.1' --reason 'the first services'
+  shepherdctl cluster kubernetes set ams --add_on dns=coredns.yaml --reason 'names for services'
+
+A bundle and an add-on are artefacts: shepherdctl artefacts add. Another bundle than the one that a
+cluster runs is an upgrade: shepherdctl cluster upgrade.";
+
+/// `cluster kubernetes remove`.
+pub const CLUSTER_KUBERNETES_REMOVE: &str = "\
+Example:
+  shepherdctl cluster kubernetes remove ams --reason 'the trial is over'
+
+Its workers stop pods, then its controllers end, and its authorities are forgotten. What Kubernetes kept in
+etcd stays there.";
+
+/// `cluster kubernetes rotate`.
+pub const CLUSTER_KUBERNETES_ROTATE: &str = "\
+Example:
+  shepherdctl cluster kubernetes rotate ams --what clients --reason 'a laptop was stolen'
+
+The new one is trusted everywhere before it signs, and the old one until what it signed has ended. How far it
+is, and for which nodes it waits, shows: shepherdctl cluster describe.";
+
+/// `cluster kubeconfig`.
+pub const CLUSTER_KUBECONFIG: &str = "\
+Examples:
+  shepherdctl cluster kubeconfig ams --output_file ams.yaml --reason 'a look'
+  shepherdctl cluster kubeconfig ams --access viewer --lifetime 1h --reason 'for the dashboard' >view.yaml
+
+The key is made here and goes nowhere else. Kubernetes knows no certificate that was revoked: whoever has the
+file may use it until it ends, or until the authority of clients is replaced.";
+
+/// `cluster upgrade`.
+pub const CLUSTER_UPGRADE: &str = "\
+Examples:
+  shepherdctl cluster upgrade ams --kubernetes 'kubernetes 1.31.0' --reason 'the next minor' --dry_run
+  shepherdctl cluster upgrade ams --kubernetes 'kubernetes 1.31.0' --roleserver 'roleserver 1.5' --parallelism 3 \\
+      --reason 'the next minor'
+  shepherdctl cluster upgrade ams --rollback --reason 'pods do not start'
+
+The first node that is not well with the bundle in time lets the upgrade stand still: --resume asks it again,
+--rollback goes back, --abort ends it where it is.";
+
 /// `cluster restore`.
 pub const CLUSTER_RESTORE: &str = "\
 Examples:

@@ -38,6 +38,9 @@ pub struct ArtefactView {
     pub added_by: Option<String>,
     /// How many of its pieces are there.
     pub pieces: u64,
+    /// The version of Kubernetes in it, of one that is a bundle of that.
+    #[serde(default)]
+    pub kubernetes: Option<String>,
 }
 
 /// Whether a file may have this size; if not, a sentence.
@@ -137,6 +140,7 @@ mod tests {
             added_at: None,
             added_by: None,
             pieces: 1,
+            kubernetes: None,
         }
     }
 

@@ -26,10 +26,12 @@ use crate::curator::leader_channel::{Curators, LeaderChannel};
 use crate::curator::pki::{Anchor, PkiError, Renewal, Validity, renewal};
 use crate::curator::snapshot::{LIMIT, Snapshot, SnapshotError, digest_of};
 use crate::curator::tls::{certified, client_config};
+use crate::manager::cluster::kubernetes::on_node;
 use crate::model::cluster::credential::Issued;
 use crate::model::cluster::declared::{ServiceView, known};
 use crate::model::cluster::key::{Public, Which};
-use crate::model::cluster::state::{EtcdMember, Founded, Health, Node, NodeState, Seen};
+use crate::model::cluster::kubernetes::{CONTROLLER, Known, WORKER};
+use crate::model::cluster::state::{CONSENSUS_MEMBER, EtcdMember, Founded, Health, Node, NodeState, Seen};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::credentials_client::CredentialsClient;
 use crate::proto::curator::v1::declarations_client::DeclarationsClient;
@@ -174,7 +176,7 @@ impl Way {
         self.curators.epoch()
     }
 
-    fn channel(&self) -> LeaderChannel {
+    pub(super) fn channel(&self) -> LeaderChannel {
         self.curators.channel()
     }
 
@@ -184,8 +186,8 @@ impl Way {
 
     /// What the leader says of its nodes, and where curators are.
     ///
-    /// Declared roles are asked for where somebody here declared one: they can be long.
-    pub async fn see(&self, declared: bool) -> Result<(Seen, Vec<String>), CuratorError> {
+    /// Declared roles are asked for where somebody here declared one: they can be long. So is Kubernetes.
+    pub async fn see(&self, declared: bool, kubernetes: bool) -> Result<(Seen, Vec<String>), CuratorError> {
         let mut management = self.management();
         let listed =
             answered("listing nodes", management.list_nodes(wire::ListNodesRequest::default())).await?;
@@ -200,6 +202,7 @@ impl Way {
         } else {
             BTreeMap::new()
         };
+        let kubernetes = if kubernetes { self.kubernetes().await } else { Known::NotAsked };
         let nodes = listed.nodes.into_iter().map(node).collect::<Result<_, _>>()?;
         let etcd = etcd.members.into_iter().map(|member| EtcdMember {
             node: Some(member.node_id).filter(|id| !id.is_empty() && member.started),
@@ -208,7 +211,7 @@ impl Way {
         });
         let curators = cluster.directory.unwrap_or_default().curators;
         self.curators.learn(curators.iter().cloned());
-        Ok((Seen { nodes, etcd: etcd.collect(), declared }, curators))
+        Ok((Seen { nodes, etcd: etcd.collect(), declared, kubernetes }, curators))
     }
 
     /// Makes a ticket for one node.
@@ -361,7 +364,7 @@ pub fn is_authority_of(certificate: &[u8], cluster: Uuid) -> bool {
     Anchor::parse(certificate).is_ok_and(|anchor| anchor.cluster == cluster)
 }
 
-async fn answered<T>(
+pub(super) async fn answered<T>(
     doing: &'static str,
     asking: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, CuratorError> {
@@ -384,12 +387,13 @@ fn node(listed: wire::ListedNode) -> Result<Node, CuratorError> {
     };
     let said = node.roles.unwrap_or_default();
     let built_in = [
-        ("consensus-member", said.consensus_member.is_some()),
-        ("kubernetes-controller", said.kubernetes_controller),
-        ("kubernetes-worker", said.kubernetes_worker),
+        (CONSENSUS_MEMBER, said.consensus_member.is_some()),
+        (CONTROLLER, said.kubernetes_controller),
+        (WORKER, said.kubernetes_worker),
     ];
     let built_in = built_in.into_iter().filter(|(_, given)| *given).map(|(role, _)| role.to_owned());
     let health = listed.health.unwrap_or_default();
+    let status = node.status.unwrap_or_default();
     let silence = Duration::from_millis(health.since_heartbeat_ms.unwrap_or(0));
     Ok(Node {
         key: node.public_key.try_into().map_err(|_| odd("a key of 32 bytes"))?,
@@ -401,13 +405,15 @@ fn node(listed: wire::ListedNode) -> Result<Node, CuratorError> {
             Kind::HeartbeatTimeout => Health::Silent(silence),
             Kind::Unknown | Kind::Unspecified => Health::Unknown,
         },
-        services: node.status.unwrap_or_default().services.into_iter().map(service).collect(),
+        services: status.services.into_iter().map(service).collect(),
+        kubernetes: status.kubernetes.map(on_node),
         id: node.node_id,
     })
 }
 
-fn service(said: wire::ServiceStatus) -> ServiceView {
-    let state = match said.kind() {
+/// What a service or a component does, as people are told.
+pub(super) const fn doing(kind: Doing) -> &'static str {
+    match kind {
         // Of a newer node, perhaps.
         Doing::Unspecified => "unknown",
         Doing::Waiting => "waiting",
@@ -417,9 +423,12 @@ fn service(said: wire::ServiceStatus) -> ServiceView {
         Doing::BackingOff => "backing off",
         Doing::Ended => "ended",
         Doing::Stopping => "stopping",
-    };
+    }
+}
+
+fn service(said: wire::ServiceStatus) -> ServiceView {
     ServiceView {
-        state: state.to_owned(),
+        state: doing(said.kind()).to_owned(),
         since: DateTime::from_timestamp_millis(said.since_ms),
         role: said.role,
         service: said.service,

@@ -27,6 +27,7 @@
 mod credentials;
 pub mod curators;
 mod keys;
+mod kubernetes;
 mod snapshots;
 mod steps;
 
@@ -53,6 +54,8 @@ use crate::manager::control_loop::panic_text;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
 use crate::model::cluster::declared::{DeclarationView, Declared};
+use crate::model::cluster::kubernetes::Known;
+use crate::model::cluster::kubernetes_view::Known as KnownView;
 use crate::model::cluster::plan::{Places, Plan, plan};
 use crate::model::cluster::snapshot::due;
 use crate::model::cluster::spec::Part;
@@ -286,6 +289,11 @@ impl Tending<'_> {
         {
             planned.waits.push(format!("certificates of people have to wait: {error}"));
         }
+        if let View::Seen(_) = &cluster.view
+            && let Err(error) = self.tend_kubernetes_users().await?
+        {
+            planned.waits.push(format!("certificates for API servers have to wait: {error}"));
+        }
         let settled = !busy && planned.is_settled();
         // Behind that: while it waits for its curators to be of a newer release, the cluster is as it is to be.
         if let (View::Seen(_) | View::Away(_), Some(founded)) = (&cluster.view, &cluster.founded) {
@@ -312,7 +320,7 @@ impl Tending<'_> {
                 self.way = Some(self.claim(founded, found.cluster.epoch).await?);
             }
             match &self.way {
-                Some(way) => way.see(!found.declarations.is_empty()).await,
+                Some(way) => way.see(!found.declarations.is_empty(), found.kubernetes.is_some()).await,
                 None => Err(CuratorError::Odd("no way to it".to_owned())),
             }
         };
@@ -346,6 +354,10 @@ fn cluster_of(found: &ClusterAndMachines, view: View) -> Cluster {
         restored_at: cluster.restored_at,
         restoring: cluster.restoring.clone(),
         declared: found.declarations.iter().filter_map(declared).collect(),
+        kubernetes: found.kubernetes.as_ref().map(|line| line.wanted.clone()),
+        upgrade: (found.upgrade.as_ref())
+            .filter(|line| line.ended.is_none())
+            .map(|line| line.upgrade.clone()),
         members: found.machines.iter().map(|line| line.member.clone()).collect(),
         left: found.left.clone(),
         view,
@@ -388,6 +400,7 @@ fn look_of(cluster: &Cluster, planned: &Plan, settled: bool, asked_at: Timestamp
                 (node.id.clone(), state, node.roles.iter().cloned().collect(), health)
             }),
             services: node.map(|node| node.services.clone()).unwrap_or_default(),
+            kubernetes: node.and_then(|node| node.kubernetes.clone()),
             voter: node.is_some_and(|node| etcd.get(node.id.as_str()).copied().unwrap_or(false)),
         };
         (member.machine, look)
@@ -397,6 +410,11 @@ fn look_of(cluster: &Cluster, planned: &Plan, settled: bool, asked_at: Timestamp
         settled,
         seen: answered.then_some(asked_at),
         votes: answered.then(|| seen.votes()),
+        kubernetes: match (&cluster.kubernetes, &seen.kubernetes) {
+            (Some(wanted), Known::Has(has)) => Some(KnownView::of(&wanted.kubernetes, has)),
+            (Some(_), Known::Nothing) => Some(KnownView::default()),
+            _ => None,
+        },
         machines: machines.collect(),
     }
 }

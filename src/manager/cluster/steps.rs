@@ -90,6 +90,13 @@ impl Tending<'_> {
             Step::ForgetDeclaration { role } => {
                 self.bmdb.forget_declaration(&self.lease, self.cluster, role).await?;
             }
+            Step::PutKubernetes
+            | Step::DeleteKubernetes
+            | Step::ForgetKubernetes
+            | Step::Rotate { .. }
+            | Step::AssignBundle { .. }
+            | Step::ClearBundle { .. }
+            | Step::Upgrade(_) => self.take_kubernetes(cluster, step, planned).await?,
             Step::Leaving { machine, why } => {
                 self.bmdb.leave_cluster(&self.lease, about, *machine, why).await?;
             }

@@ -143,6 +143,7 @@ mod tests {
             roles: node_has.iter().map(|&role| role.to_owned()).collect(),
             health: Health::Healthy,
             services: Vec::new(),
+            kubernetes: None,
         };
         Seen {
             nodes: vec![node],

@@ -5,6 +5,9 @@
 //! * [`plan`][]: what is to be done next, and what each machine waits for.
 //! * [`choice`][]: which machines are chosen, and which go first.
 //! * [`declared`][]: roles that operators declare to it.
+//! * [`kubernetes`][]: what it is to run of Kubernetes, and what its curators are told of that.
+//! * [`kubernetes_user`][]: certificates of people for its API servers. [`kubernetes_view`][]: what people are shown of it.
+//! * [`upgrade`][]: which of its nodes becomes another release next, and when to stand still.
 //! * [`view`][]: what people are shown.
 //! * [`disturb`][]: what a cluster says to disturbing one of its machines.
 //! * [`credential`][]: certificates of people for it. [`key`][]: the key of the shepherd, and when another takes its place.
@@ -17,6 +20,9 @@ pub mod credential;
 pub mod declared;
 pub mod disturb;
 pub mod key;
+pub mod kubernetes;
+pub mod kubernetes_user;
+pub mod kubernetes_view;
 pub mod plan;
 pub mod quorum;
 pub mod restore;
@@ -24,4 +30,5 @@ pub mod selector;
 pub mod snapshot;
 pub mod spec;
 pub mod state;
+pub mod upgrade;
 pub mod view;

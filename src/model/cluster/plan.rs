@@ -27,12 +27,14 @@ use std::time::Duration;
 
 use crate::model::cluster::choice::{going_first, spread};
 use crate::model::cluster::declared::{self, Digest};
+use crate::model::cluster::kubernetes::{self, CONTROLLER, Keys, WORKER};
 use crate::model::cluster::quorum::majority;
 use crate::model::cluster::spec::{Approval, Part};
 use crate::model::cluster::state::{
     Asked, CONSENSUS_MEMBER, Candidate, Cluster, Health, Member, Node, NodeState, Report, Restoring, Seen,
     View, Wanted,
 };
+use crate::model::cluster::upgrade::{self, Turn};
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
 use crate::model::time::{Timestamp, between};
@@ -122,6 +124,33 @@ pub enum Step {
         /// Which.
         role: String,
     },
+    /// Tell the curators what Kubernetes is to be.
+    PutKubernetes,
+    /// Have the curators forget it, which no node runs any more.
+    DeleteKubernetes,
+    /// Forget Kubernetes that no curator has.
+    ForgetKubernetes,
+    /// Have certificates or keys of Kubernetes replaced.
+    Rotate {
+        /// Which.
+        keys: Keys,
+    },
+    /// Have a node run a bundle, as the next one of an upgrade.
+    AssignBundle {
+        /// Which node.
+        node: String,
+        /// On which machine.
+        machine: MachineId,
+        /// SHA-256, in hexadecimal digits.
+        bundle: String,
+    },
+    /// Have a node run what the cluster runs.
+    ClearBundle {
+        /// Which.
+        node: String,
+    },
+    /// Write down what became of an upgrade.
+    Upgrade(Turn),
     /// Forget the cluster.
     Remove,
 }
@@ -145,6 +174,18 @@ impl fmt::Display for Step {
             Self::Declare { role } => write!(f, "role {role} is declared"),
             Self::Undeclare { role } => write!(f, "role {role} is declared no more"),
             Self::ForgetDeclaration { role } => write!(f, "the declaration of role {role} is forgotten"),
+            Self::PutKubernetes => f.write_str("its curators are told what Kubernetes is to be"),
+            Self::DeleteKubernetes => f.write_str("its curators forget Kubernetes"),
+            Self::ForgetKubernetes => f.write_str("Kubernetes is forgotten"),
+            Self::Rotate { keys } => write!(f, "{} of Kubernetes are replaced", keys.as_str()),
+            Self::AssignBundle { node, bundle, .. } => {
+                write!(f, "{node} is asked to run the bundle {}", bundle.get(..16).unwrap_or(bundle))
+            }
+            Self::ClearBundle { node } => write!(f, "{node} runs the bundle of its cluster"),
+            Self::Upgrade(Turn::Through { node }) => write!(f, "{node} is through with its upgrade"),
+            Self::Upgrade(Turn::StandStill { why }) => write!(f, "its upgrade stands still: {why}"),
+            Self::Upgrade(Turn::Released) => f.write_str("its role servers are through"),
+            Self::Upgrade(Turn::Finish) => f.write_str("its upgrade is done"),
             Self::Remove => f.write_str("nothing of it is left"),
         }
     }
@@ -434,6 +475,10 @@ impl Planning<'_> {
         let (steps, waits) = declared::next(&self.cluster.declared, seen);
         self.plan.steps.extend(steps);
         self.plan.waits.extend(waits);
+        let (steps, waits) =
+            kubernetes::next(self.cluster.kubernetes.as_ref(), self.cluster.upgrade.as_ref(), seen);
+        self.plan.steps.extend(steps);
+        self.plan.waits.extend(waits);
         self.send_off(Some(seen));
         self.shrink(seen);
         let mut consensus = None;
@@ -446,6 +491,15 @@ impl Planning<'_> {
         self.clean(seen, &mut consensus);
         if let Some(step) = consensus {
             self.step(step);
+        }
+        // Nodes that come and go first: an upgrade is of those that stay.
+        if let Some(upgrade) = &self.cluster.upgrade {
+            let next = upgrade::next(upgrade, &self.cluster.members, seen, self.now);
+            self.plan.steps.extend(next.steps);
+            self.plan.waits.extend(next.waits);
+            for (machine, wait) in next.machines {
+                self.plan.machines.entry(machine).or_insert(wait);
+            }
         }
     }
 
@@ -562,6 +616,7 @@ impl Planning<'_> {
                     Some(_) => {}
                     None => self.wait(member, "its member of etcd has not started"),
                 }
+                self.employ_controller(member, node, seen);
             }
             Part::ControlPlane => {
                 if let Some(why) = no_member_now(seen) {
@@ -574,7 +629,7 @@ impl Planning<'_> {
                 *consensus = Some(Step::Roles { node: node.id.clone(), give, take: Vec::new() });
             }
             Part::Worker => {
-                let wanted = &self.cluster.spec.roles;
+                let wanted = &self.worker_roles(node, seen);
                 let give: Vec<String> = wanted.difference(&node.roles).cloned().collect();
                 let take: Vec<String> =
                     node.roles.difference(wanted).filter(|role| *role != CONSENSUS_MEMBER).cloned().collect();
@@ -583,6 +638,47 @@ impl Planning<'_> {
                 }
             }
         }
+    }
+
+    /// Whether Kubernetes is to run, and the curators know so.
+    fn runs_kubernetes(&self, seen: &Seen) -> bool {
+        let wanted = self.cluster.kubernetes.as_ref().filter(|wanted| !wanted.removing);
+        wanted.is_some() && matches!(seen.kubernetes, kubernetes::Known::Has(_))
+    }
+
+    /// A member of the control plane runs that of Kubernetes too, from when it is a member that is reached until nobody runs
+    /// pods any more.
+    fn employ_controller(&mut self, member: &Member, node: &Node, seen: &Seen) {
+        let runs = node.roles.contains(CONTROLLER);
+        let step = |give: &[&str], take: &[&str]| {
+            let roles = |roles: &[&str]| roles.iter().map(|&role| role.to_owned()).collect();
+            Step::Roles { node: node.id.clone(), give: roles(give), take: roles(take) }
+        };
+        let removing = self.cluster.kubernetes.as_ref().is_some_and(|wanted| wanted.removing);
+        let waits = self.plan.machines.contains_key(&member.machine);
+        if self.runs_kubernetes(seen) && !runs && !waits {
+            self.step(step(&[CONTROLLER], &[]));
+        } else if removing && runs {
+            if seen.nodes.iter().any(|node| node.roles.contains(WORKER)) {
+                return self.wait(
+                    member,
+                    "it runs the control plane of Kubernetes until no node runs pods any more",
+                );
+            }
+            self.step(step(&[], &[CONTROLLER]));
+        }
+    }
+
+    /// What a worker is to do: pods from when somebody answers for them, and for as long as Kubernetes is not to go.
+    fn worker_roles(&self, node: &Node, seen: &Seen) -> BTreeSet<String> {
+        let mut wanted = self.cluster.spec.roles.clone();
+        let stays = self.cluster.kubernetes.as_ref().is_some_and(|kubernetes| !kubernetes.removing);
+        let begins =
+            self.runs_kubernetes(seen) && seen.nodes.iter().any(|node| node.roles.contains(CONTROLLER));
+        if begins || stays && node.roles.contains(WORKER) {
+            wanted.insert(WORKER.to_owned());
+        }
+        wanted
     }
 
     /// A machine that leaves: its node goes first, and then the machine.
@@ -686,7 +782,9 @@ impl Planning<'_> {
         if reached_itself && taken_over.count() < wanted {
             return Err("another member has to take its place first".to_owned());
         }
-        Ok(Step::Roles { node: node.id.clone(), give: Vec::new(), take: vec![CONSENSUS_MEMBER.to_owned()] })
+        // An API server stands on its node's member of etcd.
+        let first = if node.roles.contains(CONTROLLER) { CONTROLLER } else { CONSENSUS_MEMBER };
+        Ok(Step::Roles { node: node.id.clone(), give: Vec::new(), take: vec![first.to_owned()] })
     }
 }
 

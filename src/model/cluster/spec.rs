@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::cluster::kubernetes::{CONTROLLER, WORKER};
 use crate::model::cluster::selector::Selector;
 use crate::model::process::UnknownName;
 
@@ -165,6 +166,12 @@ fn check_role(role: &str) -> Result<(), String> {
             "consensus-member is given to the control plane by itself; say --control-plane N".to_owned()
         );
     }
+    if role == CONTROLLER || role == WORKER {
+        return Err(format!(
+            "{role} is given by itself where a cluster has Kubernetes; say --kubernetes BUNDLE, or: shepherdctl cluster \
+             kubernetes set"
+        ));
+    }
     is_label(role)
         .then_some(())
         .ok_or_else(|| format!("{role:?} is no role: it has 1 to 63 lower-case letters, digits and dashes"))
@@ -209,6 +216,7 @@ pub(crate) mod tests {
             (spec(3, 5_001), "5001 workers are too many"),
             (roles(&["consensus-member"]), "consensus-member is given to the control plane by itself"),
             (roles(&["Web"]), "\"Web\" is no role"),
+            (roles(&["kubernetes-worker"]), "kubernetes-worker is given by itself"),
             (Spec { name: "Ams".to_owned(), ..spec(3, 1) }, "\"Ams\" is no name of a cluster"),
             (Spec { name: String::new(), ..spec(3, 1) }, "\"\" is no name of a cluster"),
             (Spec { name: "-a".to_owned(), ..spec(3, 1) }, "\"-a\" is no name"),

@@ -9,7 +9,9 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::model::cluster::declared::{Declared, Digest, ServiceView};
+use crate::model::cluster::kubernetes;
 use crate::model::cluster::spec::{Part, Spec};
+use crate::model::cluster::upgrade::Upgrade;
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
 use crate::model::process::UnknownName;
@@ -185,6 +187,8 @@ pub struct Node {
     pub health: Health,
     /// What it runs of operators' roles, as it said last.
     pub services: Vec<ServiceView>,
+    /// What it runs of Kubernetes, as it said last.
+    pub kubernetes: Option<kubernetes::OnNode>,
 }
 
 impl Node {
@@ -215,6 +219,8 @@ pub struct Seen {
     pub etcd: Vec<EtcdMember>,
     /// Roles that are declared, by what they are known.
     pub declared: BTreeMap<String, Digest>,
+    /// What they have of Kubernetes.
+    pub kubernetes: kubernetes::Known,
 }
 
 impl Seen {
@@ -284,6 +290,10 @@ pub struct Cluster {
     pub restoring: Option<Restoring>,
     /// Roles that operators declared to it.
     pub declared: Vec<Declared>,
+    /// What is wanted of Kubernetes.
+    pub kubernetes: Option<kubernetes::Wanted>,
+    /// The upgrade that is under way.
+    pub upgrade: Option<Upgrade>,
     /// Its machines, in the order in which they were chosen.
     pub members: Vec<Member>,
     /// Keys of nodes that left it, as far back as its snapshots go: one that is restored brings them back.

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
+use crate::model::cluster::kubernetes::OnNode;
+use crate::model::cluster::kubernetes_view::{KubernetesView, UpgradeView};
 use crate::model::time::Timestamp;
 
 /// How far a cluster has come that is not being restored.
@@ -87,6 +89,12 @@ pub struct ClusterView {
     /// Roles that were declared to it, in order of their names.
     #[serde(default)]
     pub declarations: Vec<DeclarationView>,
+    /// What it is to run of Kubernetes.
+    #[serde(default)]
+    pub kubernetes: Option<KubernetesView>,
+    /// The upgrade that is under way, or else the newest one.
+    #[serde(default)]
+    pub upgrade: Option<UpgradeView>,
 }
 
 /// A machine of a cluster.
@@ -117,6 +125,9 @@ pub struct ClusterMachineView {
     /// What it runs of operators' roles.
     #[serde(default)]
     pub services: Vec<ServiceView>,
+    /// What it runs of Kubernetes.
+    #[serde(default)]
+    pub kubernetes: Option<OnNode>,
 }
 
 /// What a machine is in its cluster.
@@ -132,6 +143,8 @@ pub struct PartOfCluster {
     pub waits: Option<String>,
     /// How its node does, as the curator said.
     pub health: Option<String>,
+    /// What it runs of Kubernetes, as it said.
+    pub kubernetes: Option<OnNode>,
 }
 
 impl PartOfCluster {
@@ -157,6 +170,18 @@ impl PartOfCluster {
                 said.push_str(" to its curator");
             }
             (None, None) => {}
+        }
+        match self.kubernetes.as_ref().map(|kubernetes| (&kubernetes.version, kubernetes.unwell())) {
+            Some((version, None)) => {
+                said.push_str("; Kubernetes ");
+                said.push_str(version);
+                said.push_str(" is well on it");
+            }
+            Some((_, Some(why))) => {
+                said.push_str("; Kubernetes is not well on it: ");
+                said.push_str(&why);
+            }
+            None => {}
         }
         said
     }
@@ -192,6 +217,16 @@ mod tests {
                     ..worker.clone()
                 },
                 "it is of the control-plane of cluster ams; there it waits: it learns",
+            ),
+            (
+                PartOfCluster {
+                    kubernetes: Some(OnNode {
+                        waits: "it fetches the bundle".to_owned(),
+                        ..OnNode::default()
+                    }),
+                    ..worker.clone()
+                },
+                "it is a worker of cluster ams; Kubernetes is not well on it: it fetches the bundle",
             ),
             (
                 PartOfCluster { leaving: text("it is being retired"), ..worker },

@@ -5,6 +5,7 @@
 //! and one of next year run the same programs, and going back means naming the digest of before.
 //!
 //! * [`version`][]: versions of Kubernetes, three numbers.
+//! * [`skew`][]: which of them may run beside each other in one cluster.
 //! * [`ranges`][]: from which addresses services and pods get theirs.
 //! * [`bundle`][]: what a bundle says that it holds. [`manifest`][]: how that is written, and what is wrong with it.
 //! * [`archive`][]: how a bundle is laid out as a file, so that what it says can be read from its first piece alone.
@@ -13,4 +14,5 @@ pub mod archive;
 pub mod bundle;
 pub mod manifest;
 pub mod ranges;
+pub mod skew;
 pub mod version;

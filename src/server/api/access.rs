@@ -107,6 +107,18 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.ClusterCredentials/List", Role::Admin, About::Fleet),
     rule("shepherd.fleet.v1.ClusterCredentials/Issue", Role::Admin, About::Fleet),
     rule("shepherd.fleet.v1.ClusterCredentials/Revoke", Role::Admin, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterKubernetes/Set", Role::Operator, About::Fleet),
+    // What runs in it ends.
+    rule("shepherd.fleet.v1.ClusterKubernetes/Remove", Role::Admin, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterKubernetes/Rotate", Role::Admin, About::Fleet),
+    // Their holders reach the API servers, beside every order and every audit of ours.
+    rule("shepherd.fleet.v1.ClusterKubernetes/ListUsers", Role::Admin, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterKubernetes/IssueUser", Role::Admin, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterKubernetes/Upgrade", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterKubernetes/RollBack", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterKubernetes/PauseUpgrade", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterKubernetes/ResumeUpgrade", Role::Operator, About::Fleet),
+    rule("shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade", Role::Operator, About::Fleet),
     rule("shepherd.fleet.v1.Updates/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Updates/Create", Role::Operator, About::Fleet),
     rule("shepherd.fleet.v1.Updates/Pause", Role::Operator, About::Fleet),

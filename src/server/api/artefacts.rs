@@ -112,5 +112,6 @@ fn artefact(view: ArtefactView) -> v1::Artefact {
         added_at: view.added_at.map(at),
         added_by: view.added_by.unwrap_or_default(),
         pieces: view.pieces,
+        kubernetes: view.kubernetes,
     }
 }

@@ -13,6 +13,7 @@ use crate::model::declaration::Declaration;
 use crate::model::process::UnknownName;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::clusters_server::Clusters;
+use crate::server::api::cluster_kubernetes;
 use crate::server::api::convert::at;
 use crate::server::api::door::caller;
 use crate::server::api::orders::{Said, answer, of_no_version};
@@ -73,7 +74,8 @@ impl Clusters for ClustersService {
             .read(&caller, target(&asked.name))
             .and_then(of_no_version)?;
         let dry_run = order.dry_run;
-        let carried = self.site.bmdb.create_cluster(order, spec).await.map_err(of_bmdb)?;
+        let kubernetes = asked.kubernetes.as_ref().map(cluster_kubernetes::wish).transpose()?;
+        let carried = self.site.bmdb.create_cluster(order, spec, kubernetes).await.map_err(of_bmdb)?;
         Ok(Response::new(answer(None, dry_run, &carried)))
     }
 
@@ -247,6 +249,8 @@ fn cluster(view: ClusterView) -> v1::Cluster {
         key_since: view.key_since.map(at),
         key_asked_by: view.key_asked_by,
         keys_refused_since: view.keys_refused_since.map(at),
+        kubernetes: view.kubernetes.map(cluster_kubernetes::state),
+        upgrade: view.upgrade.map(cluster_kubernetes::upgrade),
     }
 }
 
@@ -300,5 +304,6 @@ fn machine(view: ClusterMachineView) -> v1::ClusterMachine {
         leaving: view.leaving,
         waits: view.waits,
         services: view.services.into_iter().map(service).collect(),
+        kubernetes: view.kubernetes.map(cluster_kubernetes::on_node),
     }
 }

@@ -31,6 +31,7 @@ pub mod artefacts;
 pub mod audits;
 pub mod budgets;
 pub mod cluster_credentials;
+pub mod cluster_kubernetes;
 pub mod clusters;
 pub mod convert;
 pub mod credentials;

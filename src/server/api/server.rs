@@ -40,6 +40,7 @@ use crate::proto::fleet::v1::audit_server::AuditServer;
 use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
 use crate::proto::fleet::v1::budgets_server::BudgetsServer;
 use crate::proto::fleet::v1::cluster_credentials_server::ClusterCredentialsServer;
+use crate::proto::fleet::v1::cluster_kubernetes_server::ClusterKubernetesServer;
 use crate::proto::fleet::v1::clusters_server::ClustersServer;
 use crate::proto::fleet::v1::credentials_server::CredentialsServer;
 use crate::proto::fleet::v1::issues_server::IssuesServer;
@@ -60,6 +61,7 @@ use crate::server::api::artefacts::{ArtefactsService, PUT_LIMIT};
 use crate::server::api::audits::AuditService;
 use crate::server::api::budgets::BudgetsService;
 use crate::server::api::cluster_credentials::ClusterCredentialsService;
+use crate::server::api::cluster_kubernetes::ClusterKubernetesService;
 use crate::server::api::clusters::ClustersService;
 use crate::server::api::credentials::CredentialsService;
 use crate::server::api::door::{ApiRates, Door, guard};
@@ -268,6 +270,10 @@ fn router(site: Site, contracts: &DescriptorPool) -> Result<(HealthReporter, Rou
         )
         .add_service(
             LogsServer::new(LogsService { site: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
+        )
+        .add_service(
+            ClusterKubernetesServer::new(ClusterKubernetesService { site: site.clone() })
+                .max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(
             UpdatesServer::new(UpdatesService { site: site.clone() })

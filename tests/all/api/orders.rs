@@ -161,6 +161,18 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         "Clusters/Restore" => json!({ "name": "ams", "bypassQuorum": true }),
         "ClusterCredentials/Issue" => json!({ "name": "fra", "publicKey": "07".repeat(32), "holder": "kim" }),
         "ClusterCredentials/Revoke" => json!({ "name": "fra", "credential": credential }),
+        "ClusterKubernetes/Set" => json!({ "name": "fra", "wish": { "addOns": { "dns": "release" } } }),
+        "ClusterKubernetes/Rotate" => json!({ "name": "fra", "what": "clients" }),
+        "ClusterKubernetes/IssueUser" => {
+            let key = format!("3059301306072a8648ce3d020106082a8648ce3d03010703420004{}", "07".repeat(64));
+            json!({ "name": "fra", "publicKey": key, "holder": "kim", "access": "viewer" })
+        }
+        "ClusterKubernetes/Upgrade" => json!({ "name": "fra", "kubernetes": "newer" }),
+        "ClusterKubernetes/Remove"
+        | "ClusterKubernetes/RollBack"
+        | "ClusterKubernetes/PauseUpgrade"
+        | "ClusterKubernetes/ResumeUpgrade"
+        | "ClusterKubernetes/AbortUpgrade" => json!({ "name": "fra" }),
         "Credentials/Revoke" => json!({ "credential": credential }),
         other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
     };
@@ -223,6 +235,19 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     ] {
         sqlx::query(statement).execute(&api.pool).await?;
     }
+    // Kubernetes to change, and to upgrade.
+    for statement in [
+        "INSERT INTO artefact (sha256, size, upload, begun_at, name, added_at, added_by, kubernetes)
+         VALUES (decode(repeat('1a', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'older', clock_timestamp(), 'kim',
+                 '1.30.1'),
+                (decode(repeat('1b', 32), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'newer', clock_timestamp(), 'kim',
+                 '1.31.0')",
+        "INSERT INTO cluster_kubernetes SELECT cluster_id, decode(repeat('1a', 32), 'hex'), '1.30.1', '10.96.0.0/16',
+                '10.128.0.0/12', 24, 'cluster.local', '{}', NULL, clock_timestamp(), 'kim', NULL, '[]', NULL FROM cluster",
+        "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = 'ca', curators = '[]' WHERE name = 'fra'",
+    ] {
+        sqlx::query(statement).execute(&api.pool).await?;
+    }
     // Something to end, under an id that this test knows.
     sqlx::query(
         "INSERT INTO cluster_credential
@@ -244,6 +269,10 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
                 continue;
             }
             let rpc = format!("{}/{}", service.name(), method.name());
+            // It is taken before it is upgraded, in the order of the contract.
+            if rpc == "ClusterKubernetes/Rotate" {
+                sqlx::query("UPDATE cluster_kubernetes SET removing_by = NULL").execute(&api.pool).await?;
+            }
             if rpc == "Clusters/Snapshot" {
                 found(&api).await?;
             }

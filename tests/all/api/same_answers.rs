@@ -158,6 +158,19 @@ async fn populate(api: &Api) -> anyhow::Result<String> {
         "INSERT INTO cluster_credential
          SELECT gen_random_uuid(), cluster_id, decode(repeat('ef', 32), 'hex'), 'kim', 3600, clock_timestamp(), 'lee', 'x',
                 repeat('1', 32), clock_timestamp() + INTERVAL '1 hour', NULL, clock_timestamp(), 'lee', NULL FROM cluster",
+        "INSERT INTO cluster_kubernetes SELECT cluster_id, decode(repeat('ab', 32), 'hex'), '1.30.1', '10.96.0.0/16',
+                '10.128.0.0/12', 24, 'cluster.local', '{\"dns\": \"abc\"}', '{\"driver\": \"d\", \"class\": \"c\"}',
+                clock_timestamp(), 'kim', 'lee', '[\"etcd\"]',
+                '{\"told\": true, \"assigned\": {\"node-7\": \"x\"}, \"api_servers\": [\"10.0.0.1:6443\"], \"rotations\": [{
+                   \"what\": \"clients\", \"stage\": \"signs\", \"since\": \"2026-01-01T00:00:00Z\", \"waits_for\": [\"node-7\"],
+                   \"until\": \"2026-01-02T00:00:00Z\"}]}' FROM cluster",
+        "UPDATE machine_cluster SET kubernetes =
+                '{\"bundle\": \"x\", \"version\": \"1.30.1\", \"waits\": \"it drains\", \"reconciles\": true, \"components\": [{
+                   \"name\": \"kubelet\", \"state\": \"starting\", \"since\": \"2026-01-01T00:00:00Z\", \"restarts\": 3,
+                   \"message\": \"no answer\"}], \"clashes\": [{\"kind\": \"Role\", \"name\": \"r\", \"message\": \"m\"}]}'",
+        "INSERT INTO cluster_upgrade SELECT 'up1', cluster_id, decode(repeat('ab', 32), 'hex'), '1.30.1',
+                decode(repeat('cd', 32), 'hex'), '1.31.0', 'u1', 'one', FALSE, FALSE, 2, 900, clock_timestamp(), 'kim', 'a try',
+                'm1: no', NULL, NULL, '{\"node-7\": {\"at\": \"2026-01-01T00:00:00Z\", \"through\": false}}' FROM cluster",
     ] {
         let query = sqlx::query(statement);
         let query = if statement.contains("$1") { query.bind(machine.0) } else { query };

@@ -61,6 +61,7 @@ fn node(number: u8, roles: &[&str]) -> Node {
         roles: roles.iter().map(|role| (*role).to_owned()).collect(),
         health: Health::Healthy,
         services: Vec::new(),
+        kubernetes: None,
     }
 }
 
@@ -91,6 +92,8 @@ fn well(control_plane: u8) -> Cluster {
         restored_at: None,
         restoring: None,
         declared: Vec::new(),
+        kubernetes: None,
+        upgrade: None,
         members,
         left: BTreeSet::new(),
         view: View::Seen(seen),
@@ -124,6 +127,7 @@ fn told(cluster: &Cluster, candidates: &[u8]) -> String {
         Step::Undeclare { role } => format!("undeclare {role}"),
         Step::ForgetDeclaration { role } => format!("forget role {role}"),
         Step::Remove => "remove".to_owned(),
+        other => other.to_string(),
     });
     let waits = plan.waits.iter().map(|wait| format!("waits: {wait}"));
     let machines = plan.machines.iter().map(|(machine, wait)| format!("{} waits: {wait}", number(machine)));

@@ -1,0 +1,9 @@
+-- What nodes of clusters run of Kubernetes, as they said last, and what their curators said of all of it.
+SELECT c.name, k.known, m.node_id AS "node_id?", m.kubernetes AS "kubernetes?",
+       COALESCE(p.provider_id, m.machine_id::TEXT) AS machine
+FROM cluster c
+JOIN cluster_kubernetes k ON k.cluster_id = c.cluster_id
+LEFT JOIN machine_cluster m ON m.cluster_id = c.cluster_id AND m.leaving IS NULL
+LEFT JOIN machine_provided p ON p.machine_id = m.machine_id
+WHERE c.founded_at IS NOT NULL AND c.deleting_at IS NULL
+ORDER BY c.name, 5

@@ -1,0 +1,2 @@
+-- Its curators were told.
+UPDATE cluster_kubernetes SET rotate = rotate - $2::TEXT WHERE cluster_id = $1

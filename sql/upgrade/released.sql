@@ -1,0 +1,1 @@
+UPDATE cluster_upgrade SET released = TRUE WHERE upgrade_id = $1 AND ended_at IS NULL

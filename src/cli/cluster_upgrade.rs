@@ -1,0 +1,129 @@
+//! `cluster upgrade`: another release of role servers and of Kubernetes, node by node, and back.
+
+use clap::Args;
+
+use crate::bmdb::action::Done;
+use crate::bmdb::cluster::target;
+use crate::bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
+use crate::cli::again;
+use crate::cli::cluster::{given, told};
+use crate::cli::error::CliError;
+use crate::cli::operate::direct;
+use crate::cli::output::Format;
+use crate::cli::source::Source;
+use crate::model::time::Span;
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
+
+/// A cluster to upgrade, or an upgrade to change.
+#[derive(Debug, Args)]
+#[group(id = "way", multiple = false, args = ["rollback", "pause", "resume", "abort"])]
+#[expect(clippy::struct_excessive_bools, reason = "of these flags one may be given")]
+pub struct UpgradeCluster {
+    /// The cluster
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The bundle that its nodes are to run: an artefact's digest, the beginning of it, or its name
+    #[arg(long, value_name = "BUNDLE", conflicts_with = "way")]
+    pub kubernetes: Option<String>,
+    /// The release that its role servers become first: an artefact's digest, the beginning of it, or its name
+    #[arg(long, value_name = "RELEASE", conflicts_with = "way")]
+    pub roleserver: Option<String>,
+    /// How many workers at a time; controllers go one by one
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub parallelism: u32,
+    /// How long a node may take until all of it is well
+    #[arg(long, value_name = "SPAN", default_value = "15m")]
+    pub deadline: Span,
+    /// Go back to the bundle of before: workers first, then controllers
+    #[arg(long)]
+    pub rollback: bool,
+    /// Ask no more nodes until it is resumed
+    #[arg(long)]
+    pub pause: bool,
+    /// Go on, and ask those again that were not through
+    #[arg(long)]
+    pub resume: bool,
+    /// End the upgrade where it is
+    #[arg(long)]
+    pub abort: bool,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+pub(super) async fn upgrade_command(
+    source: &Source,
+    asked: &UpgradeCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    given(&asked.reason)?;
+    let change = match (asked.rollback, asked.pause, asked.resume, asked.abort) {
+        (true, ..) => UpgradeChange::RollBack,
+        (_, true, ..) => UpgradeChange::Pause,
+        (_, _, true, _) => UpgradeChange::Resume,
+        (.., true) => UpgradeChange::Abort,
+        _ => return create(source, asked, format).await,
+    };
+    let rpc = match change {
+        UpgradeChange::RollBack => "shepherd.fleet.v1.ClusterKubernetes/RollBack",
+        UpgradeChange::Pause => "shepherd.fleet.v1.ClusterKubernetes/PauseUpgrade",
+        UpgradeChange::Resume => "shepherd.fleet.v1.ClusterKubernetes/ResumeUpgrade",
+        UpgradeChange::Abort => "shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade",
+    };
+    let done = match source {
+        Source::Direct(bmdb) => {
+            let order = direct(rpc, target(&asked.name), Some(&asked.reason));
+            bmdb.change_upgrade(order, asked.name.clone(), change).await?.done
+        }
+        Source::Api(remote) => {
+            let give = async |service, order| {
+                let request =
+                    v1::ChangeClusterUpgradeRequest { name: asked.name.clone(), order: Some(order) };
+                let mut client = ClusterKubernetesClient::new(service);
+                match change {
+                    UpgradeChange::RollBack => client.roll_back(request).await,
+                    UpgradeChange::Pause => client.pause_upgrade(request).await,
+                    UpgradeChange::Resume => client.resume_upgrade(request).await,
+                    UpgradeChange::Abort => client.abort_upgrade(request).await,
+                }
+            };
+            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            Done { changed: done.changed, said: done.said }
+        }
+    };
+    told(&asked.name, &done, format)
+}
+
+async fn create(source: &Source, asked: &UpgradeCluster, format: Format) -> Result<String, CliError> {
+    let new = NewUpgrade {
+        kubernetes: asked.kubernetes.clone(),
+        roleserver: asked.roleserver.clone(),
+        parallelism: asked.parallelism,
+        deadline_seconds: u32::try_from(asked.deadline.0.as_secs()).unwrap_or(u32::MAX),
+    };
+    new.check().map_err(CliError::Wrong)?;
+    let done = match source {
+        Source::Direct(bmdb) => {
+            let rpc = "shepherd.fleet.v1.ClusterKubernetes/Upgrade";
+            let order = direct(rpc, target(&asked.name), Some(&asked.reason));
+            bmdb.upgrade_cluster(order, asked.name.clone(), new).await?.done
+        }
+        Source::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::UpgradeClusterRequest {
+                    name: asked.name.clone(),
+                    order: Some(order),
+                    kubernetes: new.kubernetes.clone().unwrap_or_default(),
+                    roleserver: new.roleserver.clone().unwrap_or_default(),
+                    parallelism: new.parallelism,
+                    deadline_seconds: new.deadline_seconds,
+                };
+                ClusterKubernetesClient::new(service).upgrade(request).await
+            };
+            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            Done { changed: done.changed, said: done.said }
+        }
+    };
+    told(&asked.name, &done, format)
+}
