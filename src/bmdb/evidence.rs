@@ -16,11 +16,12 @@ use crate::bmdb::fleet_view::PAGE;
 use crate::bmdb::inspect;
 use crate::bmdb::pause::pauses;
 use crate::bmdb::retention::TABLES;
+use crate::model::cluster::kubernetes_view::Known;
 use crate::model::drift::drift_of;
 use crate::model::ids::MachineId;
 use crate::model::issues::evidence::{
-    ClusterEvidence, Evidence, ExpiredSessions, LATELY, Lately, MachineEvidence, ProviderEvidence,
-    SessionEvidence, StorageEvidence,
+    ClusterEvidence, Evidence, ExpiredSessions, KubernetesEvidence, LATELY, Lately, MachineEvidence,
+    NodeEvidence, ProviderEvidence, SessionEvidence, StorageEvidence,
 };
 use crate::model::machine_view::MachineView;
 use crate::model::policy::Policy;
@@ -60,6 +61,7 @@ impl Bmdb {
             .await?;
         let expired = self.expired_sessions().await?;
         let clusters = self.cluster_evidence().await?;
+        let kubernetes = self.kubernetes_evidence().await?;
         let storage = self.storage_evidence().await?;
         let listening_since =
             machines.iter().filter_map(|machine: &MachineEvidence| machine.facts.listening_since).min();
@@ -85,6 +87,7 @@ impl Bmdb {
             expired,
             listening_since,
             clusters,
+            kubernetes,
             storage,
         })
     }
@@ -182,6 +185,31 @@ impl Bmdb {
             keys_refused_since: row.keys_refused_since,
         });
         Ok(clusters.collect())
+    }
+
+    async fn kubernetes_evidence(&self) -> Result<Vec<KubernetesEvidence>, BmdbError> {
+        let rows = self
+            .statement(WHAT, move |pool| {
+                Box::pin(async move { sqlx::query_file!("sql/issues/kubernetes.sql").fetch_all(pool).await })
+            })
+            .await?;
+        let mut found: Vec<KubernetesEvidence> = Vec::new();
+        for row in rows {
+            if found.last().is_none_or(|last| last.name != row.name) {
+                // What another release wrote is said again with the next look.
+                let known: Option<Known> = row.known.and_then(|known| serde_json::from_value(known).ok());
+                found.push(KubernetesEvidence {
+                    name: row.name,
+                    rotations: known.unwrap_or_default().rotations,
+                    nodes: Vec::new(),
+                });
+            }
+            let runs = row.kubernetes.and_then(|runs| serde_json::from_value(runs).ok());
+            if let (Some(cluster), Some(runs), Some(machine)) = (found.last_mut(), runs, row.machine) {
+                cluster.nodes.push(NodeEvidence { machine, node: row.node_id, runs });
+            }
+        }
+        Ok(found)
     }
 
     /// What the database's books say; `None` where it keeps none.

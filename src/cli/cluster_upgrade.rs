@@ -17,17 +17,16 @@ use crate::proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 
 /// A cluster to upgrade, or an upgrade to change.
 #[derive(Debug, Args)]
-#[group(id = "way", multiple = false, args = ["rollback", "pause", "resume", "abort"])]
 #[expect(clippy::struct_excessive_bools, reason = "of these flags one may be given")]
 pub struct UpgradeCluster {
     /// The cluster
     #[arg(value_name = "NAME")]
     pub name: String,
     /// The bundle that its nodes are to run: an artefact's digest, the beginning of it, or its name
-    #[arg(long, value_name = "BUNDLE", conflicts_with = "way")]
+    #[arg(long, value_name = "BUNDLE", conflicts_with_all = ["rollback", "pause", "resume", "abort"])]
     pub kubernetes: Option<String>,
     /// The release that its role servers become first: an artefact's digest, the beginning of it, or its name
-    #[arg(long, value_name = "RELEASE", conflicts_with = "way")]
+    #[arg(long, value_name = "RELEASE", conflicts_with_all = ["rollback", "pause", "resume", "abort"])]
     pub roleserver: Option<String>,
     /// How many workers at a time; controllers go one by one
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -36,13 +35,13 @@ pub struct UpgradeCluster {
     #[arg(long, value_name = "SPAN", default_value = "15m")]
     pub deadline: Span,
     /// Go back to the bundle of before: workers first, then controllers
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["pause", "resume", "abort"])]
     pub rollback: bool,
     /// Ask no more nodes until it is resumed
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["resume", "abort"])]
     pub pause: bool,
     /// Go on, and ask those again that were not through
-    #[arg(long)]
+    #[arg(long, conflicts_with = "abort")]
     pub resume: bool,
     /// End the upgrade where it is
     #[arg(long)]

@@ -25,6 +25,7 @@ mod cluster_credentials;
 mod cluster_keys;
 mod cluster_model;
 mod cluster_restore;
+mod cluster_upgrades;
 mod clusters;
 mod command_line;
 mod control_loops;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::model::cluster::kubernetes::{OnNode, Rotation};
 use crate::model::facts::MachineFacts;
 use crate::model::machine_view::{BrakeLine, MachineName};
 use crate::model::newer_fence::NewerFence;
@@ -36,6 +37,8 @@ pub struct Evidence {
     pub listening_since: Option<Timestamp>,
     /// Clusters that were founded and are to stay.
     pub clusters: Vec<ClusterEvidence>,
+    /// What clusters that are to stay run of Kubernetes.
+    pub kubernetes: Vec<KubernetesEvidence>,
     /// The database's own books, where it keeps any.
     pub storage: Option<StorageEvidence>,
 }
@@ -141,6 +144,28 @@ pub struct ClusterEvidence {
     pub snapshot_at: Option<Timestamp>,
     /// Since when its curators refuse every key that the shepherd has for it.
     pub keys_refused_since: Option<Timestamp>,
+}
+
+/// Kubernetes of a cluster that was founded and is to stay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesEvidence {
+    /// The cluster's name.
+    pub name: String,
+    /// What is being replaced, as its curators said last.
+    pub rotations: Vec<Rotation>,
+    /// Nodes that said what they run.
+    pub nodes: Vec<NodeEvidence>,
+}
+
+/// A node that said what it runs of Kubernetes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeEvidence {
+    /// The name of its machine.
+    pub machine: String,
+    /// Its id.
+    pub node: Option<String>,
+    /// It.
+    pub runs: OnNode,
 }
 
 /// Sessions of one component and host that expired within [`LATELY`].

@@ -7,7 +7,7 @@
 //! that says what it means, how it is found and what to do; a test holds pages and kinds together.
 //!
 //! * [`evidence`]: what is looked at.
-//! * `clusters`: what is wrong with a cluster.
+//! * `clusters`: what is wrong with a cluster. `kubernetes`: with its Kubernetes.
 //! * `machines`: what is wrong with one machine.
 //! * `leaving`: what is wrong with one on its way out, or out.
 //! * `pairs`: what two machines have in common and must not.
@@ -27,6 +27,7 @@ use crate::model::time::Timestamp;
 
 mod clusters;
 pub mod evidence;
+mod kubernetes;
 mod leaving;
 mod machines;
 mod pairs;
@@ -76,6 +77,9 @@ pub enum Kind {
     DuplicateMac,
     DuplicateSerial,
     HostKeyChanged,
+    KubernetesComponentUnwell,
+    KubernetesObjectClash,
+    KubernetesRotationHeld,
     LongSnapshot,
     LoopPaused,
     LostWorkers,
@@ -95,7 +99,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, by name.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 32] = [
         Self::AddressConflict,
         Self::Brake,
         Self::BudgetExhausted,
@@ -110,6 +114,9 @@ impl Kind {
         Self::DuplicateMac,
         Self::DuplicateSerial,
         Self::HostKeyChanged,
+        Self::KubernetesComponentUnwell,
+        Self::KubernetesObjectClash,
+        Self::KubernetesRotationHeld,
         Self::LongSnapshot,
         Self::LoopPaused,
         Self::LostWorkers,
@@ -145,6 +152,9 @@ impl Kind {
             Self::DuplicateMac => "duplicate-mac",
             Self::DuplicateSerial => "duplicate-serial",
             Self::HostKeyChanged => "host-key-changed",
+            Self::KubernetesComponentUnwell => "kubernetes-component-unwell",
+            Self::KubernetesObjectClash => "kubernetes-object-clash",
+            Self::KubernetesRotationHeld => "kubernetes-rotation-held",
             Self::LongSnapshot => "long-snapshot",
             Self::LoopPaused => "loop-paused",
             Self::LostWorkers => "lost-workers",
@@ -182,6 +192,9 @@ impl Kind {
             | Self::CrashLoop
             | Self::Drift
             | Self::DuplicateSerial
+            | Self::KubernetesComponentUnwell
+            | Self::KubernetesObjectClash
+            | Self::KubernetesRotationHeld
             | Self::LongSnapshot
             | Self::LoopPaused
             | Self::LostWorkers
@@ -273,6 +286,7 @@ pub fn issues(evidence: &Evidence) -> Vec<Issue> {
     found.extend(leaving::found(evidence));
     found.extend(pairs::found(evidence));
     found.extend(clusters::found(evidence));
+    found.extend(kubernetes::found(evidence));
     found.extend(surroundings::found(evidence));
     found.sort_by(|a, b| (a.severity, a.id, &a.about).cmp(&(b.severity, b.id, &b.about)));
     found

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::model::backoff::BackoffFact;
+use crate::model::cluster::kubernetes::{Clash, Component, OnNode, Rotation};
 use crate::model::facts::{
     AgentStarted, Heartbeat, MachineFacts, NeedsHuman, Postponement, Provided, Quarantine, Recovery,
     Retirement,
@@ -15,6 +16,7 @@ use crate::model::issues::evidence::{
     ClusterEvidence, ExpiredSessions, Lately, MachineEvidence, ProviderEvidence, SessionEvidence,
     StorageEvidence,
 };
+use crate::model::issues::evidence::{KubernetesEvidence, NodeEvidence};
 use crate::model::machine_view::BrakeLine;
 use crate::model::needs_human::Obstacle;
 use crate::model::newer_fence::NewerFence;
@@ -106,6 +108,7 @@ fn well() -> Evidence {
         }],
         listening_since: Some(at(0)),
         clusters: Vec::new(),
+        kubernetes: Vec::new(),
         storage: Some(StorageEvidence {
             rows: vec![("session".into(), 99_999, 5), ("history".into(), 200_000, 200_000)],
             oldest_snapshot: Duration::from_mins(10),
@@ -120,6 +123,32 @@ fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterEvidence {
         snapshot_at: snapshot.map(at),
         keys_refused_since: None,
     }
+}
+
+/// Kubernetes of a cluster with one node, of which a component does this since then.
+fn kubernetes(state: &str, since: i64) -> KubernetesEvidence {
+    let component = Component {
+        name: "kubelet".into(),
+        state: state.into(),
+        since: Some(at(since)),
+        restarts: 0,
+        message: String::new(),
+    };
+    let runs = OnNode { bundle: "a".into(), components: vec![component], ..OnNode::default() };
+    let node = NodeEvidence { machine: "m1".into(), node: Some("node-1".into()), runs };
+    KubernetesEvidence { name: "ams".into(), rotations: Vec::new(), nodes: vec![node] }
+}
+
+/// The same, whose keys are being replaced since then.
+fn rotating(since: i64, waits_for: &[&str]) -> KubernetesEvidence {
+    let rotation = Rotation {
+        what: "clients".into(),
+        stage: "trusted".into(),
+        since: Some(at(since)),
+        waits_for: waits_for.iter().map(|&node| node.into()).collect(),
+        until: None,
+    };
+    KubernetesEvidence { rotations: vec![rotation], ..kubernetes("healthy", 0) }
 }
 
 fn called(obstacle: Obstacle) -> NeedsHuman {
@@ -160,6 +189,30 @@ const CASES: &[Case] = &[
                 .push(ClusterEvidence { keys_refused_since: refused, ..cluster(NOW - 9, Some(NOW - 2)) });
         },
         &[("cluster-key-refused", "cluster ams")],
+    ),
+    ("a component that is well", |e| e.kubernetes.push(kubernetes("healthy", 0)), &[]),
+    ("a component that is unwell for a while", |e| e.kubernetes.push(kubernetes("starting", NOW - 599)), &[]),
+    (
+        "a component that is unwell for long",
+        |e| e.kubernetes.push(kubernetes("backing off", NOW - 600)),
+        &[("kubernetes-component-unwell", "cluster ams")],
+    ),
+    ("keys that are replaced", |e| e.kubernetes.push(rotating(NOW - 899, &["node-1"])), &[]),
+    ("keys that wait for their end", |e| e.kubernetes.push(rotating(NOW - 90_000, &[])), &[]),
+    (
+        "keys that a node holds up",
+        |e| e.kubernetes.push(rotating(NOW - 900, &["node-1"])),
+        &[("kubernetes-rotation-held", "cluster ams")],
+    ),
+    (
+        "an object of somebody else",
+        |e| {
+            let mut clashing = kubernetes("healthy", 0);
+            clashing.nodes[0].runs.clashes =
+                vec![Clash { kind: "Role".into(), name: "a".into(), message: "it has no label".into() }];
+            e.kubernetes.push(clashing);
+        },
+        &[("kubernetes-object-clash", "cluster ams")],
     ),
     ("not yet silent", |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 599)), &[]),
     (

@@ -1,0 +1,526 @@
+//! Kubernetes of clusters, and upgrades: what is ordered, what is refused in words, and that an upgrade goes on after any
+//! crash, node by node, in the right order.
+//!
+//! The database, the orders and all that is written down are real; nodes and what curators say of them are made up here, so
+//! that every step can be the last one of somebody who dies.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result, bail};
+use shepherd::bmdb::artefact::Begun;
+use shepherd::bmdb::audit::{Actor, Order, request_digest};
+use shepherd::bmdb::cluster_kubernetes::Wish;
+use shepherd::bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
+use shepherd::bmdb::cluster_work::LEASE;
+use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::lease::NamedLease;
+use shepherd::bmdb::session::Session;
+use shepherd::model::cluster::kubernetes::{CONTROLLER, Component, Has, Known, Kubernetes, OnNode, WORKER};
+use shepherd::model::cluster::plan::Step;
+use shepherd::model::cluster::selector::Selector;
+use shepherd::model::cluster::spec::{Approval, Part, Spec};
+use shepherd::model::cluster::state::{CONSENSUS_MEMBER, EtcdMember, Health, Node, NodeState, Seen};
+use shepherd::model::cluster::upgrade::{Turn, next};
+use shepherd::model::declaration::Sha256;
+use shepherd::model::ids::MachineId;
+
+use crate::bmdb_kit::{Kit, LONG, Shepherd};
+use crate::harness::aloud::TestResult;
+
+fn order(rpc: &str) -> Order {
+    Order {
+        actor: Actor { name: "kim".to_owned(), credential: None },
+        rpc: format!("shepherd.fleet.v1.ClusterKubernetes/{rpc}"),
+        target: "the cluster ams".to_owned(),
+        reason: "a test".to_owned(),
+        idempotency_key: None,
+        dry_run: false,
+        expected_version: None,
+        request: request_digest(rpc.as_bytes()),
+    }
+}
+
+fn name() -> String {
+    "ams".to_owned()
+}
+
+/// What is said to an order; where it is refused, why, for programs.
+fn said<T>(
+    carried: Result<T, BmdbError>,
+    of: impl Fn(T) -> String,
+) -> Result<Result<String, (&'static str, String)>> {
+    match carried {
+        Ok(carried) => Ok(Ok(of(carried))),
+        Err(BmdbError::OrderRefused { reason, said }) => Ok(Err((reason, said))),
+        Err(other) => bail!(other),
+    }
+}
+
+/// A bundle of that version, as the fleet has it.
+async fn bundle(kit: &Kit, digit: char, version: &str) -> Result<String> {
+    let digest = digit.to_string().repeat(64);
+    sqlx::query(
+        "INSERT INTO artefact (sha256, size, upload, begun_at, name, added_at, added_by, kubernetes)
+         VALUES (decode($1, 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'k-' || $2, clock_timestamp(), 'kim', $2)",
+    )
+    .bind(&digest)
+    .bind(version)
+    .execute(&kit.pool)
+    .await?;
+    Ok(digest)
+}
+
+fn spec(control_plane: u32, workers: u32) -> Spec {
+    Spec {
+        name: name(),
+        control_plane,
+        workers,
+        selector: Selector::default(),
+        roles: BTreeSet::new(),
+        approval: Approval::Automatic,
+    }
+}
+
+fn with_bundle(bundle: &str) -> Wish {
+    Wish { bundle: Some(bundle.to_owned()), ..Wish::default() }
+}
+
+fn to(bundle: &str) -> NewUpgrade {
+    NewUpgrade {
+        kubernetes: Some(bundle.to_owned()),
+        roleserver: None,
+        parallelism: 1,
+        deadline_seconds: 900,
+    }
+}
+
+/// A cluster that was founded: three controllers and two workers that are well with the bundle `k-1.30.1`.
+struct World {
+    kit: Kit,
+    machines: Vec<MachineId>,
+    /// What the curators have, by what nodes act at once.
+    has: Has,
+    nodes: BTreeMap<String, OnNode>,
+    /// In which order nodes came to another bundle.
+    order: Vec<(String, String)>,
+}
+
+fn well(bundle: &str, version: &str) -> OnNode {
+    let component = Component {
+        name: "kubelet".to_owned(),
+        state: "healthy".to_owned(),
+        since: None,
+        restarts: 0,
+        message: String::new(),
+    };
+    OnNode {
+        bundle: bundle.to_owned(),
+        version: version.to_owned(),
+        components: vec![component],
+        ..OnNode::default()
+    }
+}
+
+impl World {
+    async fn new(test: &str) -> Result<Self> {
+        let kit = Kit::new(test).await?;
+        let old = bundle(&kit, 'a', "1.30.1").await?;
+        kit.bmdb.create_cluster(order("Create"), spec(3, 2), Some(with_bundle("k-1.30.1"))).await?;
+        let machines = kit.provided(5, "rack").await?;
+        sqlx::raw_sql(
+            "INSERT INTO machine_agent_started (machine_id, started_at, public_key, fence)
+             SELECT machine_id, clock_timestamp() - INTERVAL '1 hour', decode(repeat('00', 32), 'hex'), 1 FROM machine;
+             INSERT INTO machine_agent_heartbeat (machine_id, at, boot_id, incarnation, sequence)
+             SELECT machine_id, clock_timestamp(), 'b', 'i', 1 FROM machine;
+             INSERT INTO fleet_listening VALUES (3, clock_timestamp() - INTERVAL '1 day', clock_timestamp());
+             UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = 'ca', curators = '[]'",
+        )
+        .execute(&kit.pool)
+        .await?;
+        kit.sweep().await?;
+        let mut nodes = BTreeMap::new();
+        for (number, machine) in machines.iter().enumerate() {
+            let id = format!("node-{number}");
+            let part = if number < 3 { "control-plane" } else { "worker" };
+            sqlx::query(
+                "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at, kubernetes)
+                 SELECT $1, cluster_id, $2, clock_timestamp(), $3 FROM cluster",
+            )
+            .bind(machine.0)
+            .bind(part)
+            .bind(serde_json::json!(well(&old, "1.30.1")))
+            .execute(&kit.pool)
+            .await?;
+            sqlx::query(
+                "INSERT INTO machine_cluster_report (machine_id, generation, node_key, reported_at, epoch)
+                 VALUES ($1, 1, $2, clock_timestamp(), 0)",
+            )
+            .bind(machine.0)
+            .bind(vec![u8::try_from(number)?; 32])
+            .execute(&kit.pool)
+            .await?;
+            nodes.insert(id, well(&old, "1.30.1"));
+        }
+        let settings = Kubernetes { bundle: old, ..Kubernetes::default() };
+        let has = Has { settings, ..Has::default() };
+        Ok(Self { kit, machines, has, nodes, order: Vec::new() })
+    }
+
+    fn seen(&self) -> Seen {
+        let node = |(number, (id, kubernetes)): (usize, (&String, &OnNode))| {
+            let roles = if number < 3 { vec![CONSENSUS_MEMBER, CONTROLLER] } else { vec![WORKER] };
+            Node {
+                id: id.clone(),
+                key: [u8::try_from(number).unwrap_or(0); 32],
+                machine: Some(self.machines[number]),
+                state: NodeState::Up,
+                roles: roles.into_iter().map(str::to_owned).collect(),
+                health: Health::Healthy,
+                services: Vec::new(),
+                kubernetes: Some(kubernetes.clone()),
+            }
+        };
+        let etcd = (0..3).map(|number| EtcdMember {
+            node: Some(format!("node-{number}")),
+            learner: false,
+            reachable: true,
+        });
+        Seen {
+            nodes: self.nodes.iter().enumerate().map(node).collect(),
+            etcd: etcd.collect(),
+            kubernetes: Known::Has(self.has.clone()),
+            ..Seen::default()
+        }
+    }
+
+    /// A pass of whoever holds the lease, who dies after so many halves of steps: what is written down, and what curators
+    /// are told. Says whether an upgrade is under way still.
+    async fn pass(&mut self, lease: &NamedLease, mut halves: usize) -> Result<bool> {
+        let (found, now) = self.kit.bmdb.cluster("ams").await?.context("a cluster")?;
+        let Some(line) = found.upgrade.as_ref().filter(|line| line.ended.is_none()) else { return Ok(false) };
+        let members: Vec<_> = found.machines.iter().map(|line| line.member.clone()).collect();
+        for step in next(&line.upgrade, &members, &self.seen(), now).steps {
+            if halves == 0 {
+                return Ok(true);
+            }
+            halves -= 1;
+            match step {
+                Step::AssignBundle { node, machine, bundle } => {
+                    let no =
+                        self.kit.bmdb.ask_in_upgrade(lease, &line.upgrade, (&node, machine), &bundle).await?;
+                    if let Some(no) = no {
+                        bail!("{node} is not asked: {no}");
+                    }
+                    if halves == 0 {
+                        return Ok(true);
+                    }
+                    halves -= 1;
+                    self.tell(&node, &bundle);
+                }
+                Step::Upgrade(Turn::Through { node }) => {
+                    self.kit.bmdb.through_with_upgrade(lease, &line.upgrade.id, &node, None).await?;
+                }
+                Step::Upgrade(Turn::Finish) => {
+                    self.kit.bmdb.upgrade_finished(lease, found.cluster.id, &line.upgrade).await?;
+                }
+                Step::Upgrade(Turn::StandStill { why }) => {
+                    self.kit.bmdb.upgrade_stands_still(lease, &line.upgrade.id, &why).await?;
+                }
+                other => bail!("{other}"),
+            }
+        }
+        Ok(true)
+    }
+
+    /// A curator is told of a bundle, and its node runs it at once and is well.
+    fn tell(&mut self, node: &str, bundle: &str) {
+        if self.has.bundle_of(node) != bundle {
+            self.order.push((node.to_owned(), bundle[..1].to_owned()));
+        }
+        self.has.assigned.insert(node.to_owned(), bundle.to_owned());
+        let version = if bundle.starts_with('a') { "1.30.1" } else { "1.31.0" };
+        self.nodes.insert(node.to_owned(), well(bundle, version));
+    }
+
+    /// Others take the lease, each for one pass that is cut off, until nothing is under way; says how many they were.
+    async fn carry_out(&mut self) -> Result<usize> {
+        let cluster: uuid::Uuid =
+            sqlx::query_scalar("SELECT cluster_id FROM cluster").fetch_one(&self.kit.pool).await?;
+        for turn in 0..200_usize {
+            let shepherd = Shepherd::start(&self.kit, &format!("shepherd-{turn}"), LONG).await?;
+            let session: Session = shepherd.session().await?;
+            let lease =
+                shepherd.bmdb.take_lease(&session, LEASE, &cluster.to_string()).await?.context("free")?;
+            // 1, 2, 3, 1, …: every step is some time the last one, and every step is some time cut in its middle.
+            let under_way = self.pass(&lease, 1 + turn % 3).await?;
+            shepherd.bmdb.give_back_lease(&lease).await?;
+            shepherd.stop().await?;
+            if !under_way {
+                return Ok(turn);
+            }
+        }
+        bail!("it comes to no end: {:?}", self.order)
+    }
+
+    async fn bundle_in_force(&self) -> Result<(String, String)> {
+        let row = "SELECT encode(bundle, 'hex'), version FROM cluster_kubernetes";
+        Ok(sqlx::query_as(row).fetch_one(&self.kit.pool).await?)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upgrade_and_rollback_go_on_after_any_crash_in_their_order() -> TestResult {
+    let mut world = World::new("upgrade_crashes").await?;
+    let new = bundle(&world.kit, 'b', "1.31.0").await?;
+    let carried = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await?;
+    assert!(
+        carried.done.said.contains("from Kubernetes 1.30.1 to 1.31.0, one by one"),
+        "{}",
+        carried.done.said
+    );
+    let told = |order: &[(String, String)]| -> Vec<String> {
+        order.iter().map(|(node, bundle)| format!("{node}{bundle}")).collect()
+    };
+    let others = world.carry_out().await?;
+    assert!(others > 10, "only {others} shepherds were in it");
+    assert_eq!(
+        told(&world.order),
+        ["node-0b", "node-1b", "node-2b", "node-3b", "node-4b"],
+        "a worker before controllers, or two at once"
+    );
+    assert_eq!(world.bundle_in_force().await?, (new.clone(), "1.31.0".to_owned()));
+
+    // Back: workers first.
+    world.order.clear();
+    world.has.settings.bundle = new.clone();
+    world.has.assigned.clear();
+    let carried = world.kit.bmdb.change_upgrade(order("RollBack"), name(), UpgradeChange::RollBack).await?;
+    assert!(carried.done.said.contains("workers first"), "{}", carried.done.said);
+    world.carry_out().await?;
+    assert_eq!(
+        told(&world.order),
+        ["node-3a", "node-4a", "node-0a", "node-1a", "node-2a"],
+        "a worker before controllers, or two at once"
+    );
+    assert_eq!(world.bundle_in_force().await?.1, "1.30.1");
+    let again = world.kit.bmdb.change_upgrade(order("RollBack"), name(), UpgradeChange::RollBack).await;
+    let refused = said(again, |carried| carried.done.said)?.expect_err("there is nothing further back");
+    assert_eq!(refused.0, "NOTHING_TO_ROLL_BACK", "{refused:?}");
+
+    let history: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM history WHERE event = 'KubernetesOrdered' AND detail LIKE 'Kubernetes 1.3%'",
+    )
+    .fetch_one(&world.kit.pool)
+    .await?;
+    assert_eq!(history, 10, "each node was asked once each way");
+    let counted: i64 = sqlx::query_scalar("SELECT count(*) FROM intent WHERE kind = 'restart-agent'")
+        .fetch_one(&world.kit.pool)
+        .await?;
+    assert_eq!(counted, 10, "what is asked counts against the budget");
+    Ok(())
+}
+
+/// Two controllers are never on their way at once, whatever crashes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_controller_at_a_time_is_asked_and_the_next_when_it_is_well() -> TestResult {
+    let mut world = World::new("upgrade_one_by_one").await?;
+    bundle(&world.kit, 'b', "1.31.0").await?;
+    world
+        .kit
+        .bmdb
+        .upgrade_cluster(order("Upgrade"), name(), NewUpgrade { parallelism: 5, ..to("k-1.31.0") })
+        .await?;
+    let cluster: uuid::Uuid =
+        sqlx::query_scalar("SELECT cluster_id FROM cluster").fetch_one(&world.kit.pool).await?;
+    let shepherd = Shepherd::start(&world.kit, "shepherd", LONG).await?;
+    let session = shepherd.session().await?;
+    let lease = shepherd.bmdb.take_lease(&session, LEASE, &cluster.to_string()).await?.context("free")?;
+    world.pass(&lease, 100).await?;
+    // The first one does not become well.
+    let first = world.order[0].0.clone();
+    if let Some(node) = world.nodes.get_mut(&first) {
+        node.components[0].state = "backing off".to_owned();
+    }
+    for _ in 0..3 {
+        world.pass(&lease, 100).await?;
+        assert_eq!(world.order.len(), 1, "controllers were asked at once: {:?}", world.order);
+    }
+    // Its time is over: it stands still, and says so.
+    sqlx::query("UPDATE cluster_upgrade SET deadline_seconds = 0").execute(&world.kit.pool).await?;
+    world.pass(&lease, 100).await?;
+    let paused: Option<String> =
+        sqlx::query_scalar("SELECT paused FROM cluster_upgrade").fetch_one(&world.kit.pool).await?;
+    assert!(paused.as_ref().is_some_and(|why| why.contains("kubelet is backing off")), "{paused:?}");
+    world.pass(&lease, 100).await?;
+    assert_eq!(world.order.len(), 1, "it goes on though it stands still: {:?}", world.order);
+    // Another update of its machines, and another upgrade, are refused meanwhile.
+    let other = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await;
+    let refused = said(other, |carried| carried.done.said)?.expect_err("two upgrades at once");
+    assert_eq!(refused.0, "UPGRADING", "{refused:?}");
+    // Mended and resumed, it goes on.
+    sqlx::query("UPDATE cluster_upgrade SET deadline_seconds = 900").execute(&world.kit.pool).await?;
+    if let Some(node) = world.nodes.get_mut(&first) {
+        node.components[0].state = "healthy".to_owned();
+    }
+    world.kit.bmdb.change_upgrade(order("ResumeUpgrade"), name(), UpgradeChange::Resume).await?;
+    while world.pass(&lease, 100).await? {}
+    assert_eq!(world.order.len(), 5, "{:?}", world.order);
+    shepherd.bmdb.give_back_lease(&lease).await?;
+    shepherd.stop().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_machine_is_not_asked_and_says_who_holds_it() -> TestResult {
+    let world = World::new("upgrade_held").await?;
+    let new = bundle(&world.kit, 'b', "1.31.0").await?;
+    world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await?;
+    for machine in &world.machines {
+        world.kit.change(*machine, vec![crate::bmdb_kit::hold("a new disk")]).await?;
+    }
+    let (found, _) = world.kit.bmdb.cluster("ams").await?.context("a cluster")?;
+    let upgrade = found.upgrade.context("an upgrade")?.upgrade;
+    let shepherd = Shepherd::start(&world.kit, "shepherd", LONG).await?;
+    let session = shepherd.session().await?;
+    let lease =
+        shepherd.bmdb.take_lease(&session, LEASE, &found.cluster.id.to_string()).await?.context("free")?;
+    let asked = world.kit.bmdb.ask_in_upgrade(&lease, &upgrade, ("node-0", world.machines[0]), &new).await?;
+    assert_eq!(asked.as_deref(), Some("kim holds it: a new disk"));
+    shepherd.bmdb.give_back_lease(&lease).await?;
+    shepherd.stop().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn way_that_versions_do_not_allow_is_refused_in_words() -> TestResult {
+    let world = World::new("upgrade_skew").await?;
+    for (digit, version) in [('b', "1.32.0"), ('c', "1.29.9"), ('d', "1.31.0"), ('e', "1.30.1")] {
+        bundle(&world.kit, digit, version).await?;
+    }
+    sqlx::query(
+        "INSERT INTO artefact VALUES (decode(repeat('f', 64), 'hex'), 3, gen_random_uuid(), clock_timestamp(), 'text',
+             clock_timestamp(), 'kim')",
+    )
+    .execute(&world.kit.pool)
+    .await?;
+    for (asked, reason, expected) in [
+        ("k-1.32.0", "SKEW", "upgrade to a 1.31 first"),
+        ("k-1.29.9", "SKEW", "is older than 1.30.1"),
+        ("text", "NO_BUNDLE", "is no bundle of Kubernetes"),
+        ("nothing", "NO_SUCH_ARTEFACT", "artefacts get"),
+    ] {
+        let upgrade = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to(asked)).await;
+        let refused = said(upgrade, |carried| carried.done.said)?;
+        let (why, words) = refused.err().with_context(|| format!("an upgrade to {asked} was begun"))?;
+        assert_eq!(why, reason, "{words}");
+        assert!(words.contains(expected), "{words}");
+    }
+    let begun: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM cluster_upgrade").fetch_one(&world.kit.pool).await?;
+    assert_eq!(begun, 0, "an upgrade was begun that versions do not allow");
+    // A worker that is far behind is named.
+    let old = serde_json::json!(well(&"9".repeat(64), "1.27.4"));
+    sqlx::query("UPDATE machine_cluster SET kubernetes = $1 WHERE part = 'worker'")
+        .bind(old)
+        .execute(&world.kit.pool)
+        .await?;
+    let upgrade = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await;
+    let (_, words) =
+        said(upgrade, |carried| carried.done.said)?.err().context("an upgrade beside 1.27 was begun")?;
+    assert!(words.contains("runs a kubelet of 1.27.4"), "{words}");
+    // What it would do is said without doing it.
+    let dry = Order { dry_run: true, ..order("Upgrade") };
+    sqlx::query("UPDATE machine_cluster SET kubernetes = NULL").execute(&world.kit.pool).await?;
+    let words = world.kit.bmdb.upgrade_cluster(dry, name(), to("k-1.31.0")).await?.done.said;
+    assert!(words.contains("then its workers"), "{words}");
+    let begun: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM cluster_upgrade").fetch_one(&world.kit.pool).await?;
+    assert_eq!(begun, 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bundle_and_add_ons_stay_for_as_long_as_a_cluster_has_them() -> TestResult {
+    let kit = Kit::new("kubernetes_artefacts").await?;
+    bundle(&kit, 'a', "1.30.1").await?;
+    bundle(&kit, 'b', "1.31.0").await?;
+    bundle(&kit, 'c', "1.0.0").await?;
+    kit.bmdb.create_cluster(order("Create"), spec(1, 0), Some(with_bundle("k-1.30.1"))).await?;
+    let add_on =
+        Wish { add_ons: BTreeMap::from([("dns".to_owned(), "k-1.0.0".to_owned())]), ..Wish::default() };
+    kit.bmdb.set_kubernetes(order("Set"), name(), add_on).await?;
+    let removed = async |artefact: &str| {
+        let removed = kit.bmdb.delete_artefact(order("Delete"), artefact.to_owned()).await;
+        said(removed, |carried| carried.done.said)
+    };
+    for artefact in ["k-1.30.1", "k-1.0.0"] {
+        let (why, words) =
+            removed(artefact).await?.err().with_context(|| format!("{artefact} of a cluster was removed"))?;
+        assert_eq!(why, "IN_USE", "{words}");
+        assert!(words.contains("cluster ams"), "{words}");
+    }
+    // Another bundle is no setting.
+    let other = kit.bmdb.set_kubernetes(order("Set"), name(), with_bundle("k-1.31.0")).await;
+    let (why, words) =
+        said(other, |carried| carried.done.said)?.err().context("all nodes would change at once")?;
+    assert_eq!(why, "ANOTHER_BUNDLE", "{words}");
+    // Neither are the ranges, once there are any.
+    let range = Wish { pod_range: Some("10.64.0.0/12".to_owned()), ..Wish::default() };
+    let (why, _) =
+        said(kit.bmdb.set_kubernetes(order("Set"), name(), range).await, |carried| carried.done.said)?
+            .err()
+            .context("a range was changed")?;
+    assert_eq!(why, "FIXED");
+    removed("k-1.31.0").await?.map_err(|(_, words)| anyhow::anyhow!(words))?;
+    let without = Wish { remove_add_ons: BTreeSet::from(["dns".to_owned()]), ..Wish::default() };
+    kit.bmdb.set_kubernetes(order("Set"), name(), without).await?;
+    removed("k-1.0.0").await?.map_err(|(_, words)| anyhow::anyhow!(words))?;
+    Ok(())
+}
+
+/// What the archive of a bundle says of itself is known when it is added, by whoever adds it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn version_of_a_bundle_is_read_when_it_is_added() -> TestResult {
+    let kit = Kit::new("kubernetes_manifest").await?;
+    let manifest = serde_json::json!({
+        "format": 1, "name": "test", "kubernetes": "1.20.2", "needs_roleserver": "0.1.0", "add_ons": [], "images": [],
+        "files": [{
+            "component": "kube-apiserver", "path": "bin/kube-apiserver", "version": "1.20.2", "size": 3, "mode": "0755",
+            "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+        }],
+    });
+    let archive = |files: &[(&str, &[u8])]| -> Result<Vec<u8>> {
+        let mut builder =
+            tar::Builder::new(flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast()));
+        for (path, content) in files {
+            let mut header = tar::Header::new_ustar();
+            header.set_path(path)?;
+            header.set_size(content.len() as u64);
+            header.set_mode(0o644);
+            header.set_entry_type(tar::EntryType::Regular);
+            header.set_cksum();
+            builder.append(&header, *content)?;
+        }
+        Ok(builder.into_inner()?.finish()?)
+    };
+    let text = serde_json::to_vec(&manifest)?;
+    let bundle = archive(&[("manifest.json", &text), ("bin/kube-apiserver", b"abc")])?;
+    for (name, bytes, expected) in
+        [("bundle", bundle, Some("1.20.2")), ("other", b"no archive".to_vec(), None)]
+    {
+        let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
+        let sha256 = Sha256(digest.as_ref().try_into()?);
+        let Begun::Missing(missing) = kit.bmdb.begin_artefact(sha256, bytes.len() as u64).await? else {
+            bail!("it is there");
+        };
+        assert_eq!(missing, [0]);
+        kit.bmdb.put_piece(sha256, 0, bytes).await?;
+        kit.bmdb.add_artefact(order("Add"), sha256, name.to_owned()).await?;
+        let known: Option<String> = sqlx::query_scalar("SELECT kubernetes FROM artefact WHERE name = $1")
+            .bind(name)
+            .fetch_one(&kit.pool)
+            .await?;
+        assert_eq!(known.as_deref(), expected, "{name}");
+    }
+    Ok(())
+}
