@@ -66,7 +66,7 @@ pub struct Kubeconfig {
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
     /// Where it goes; only you may read the file [default: the terminal]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long = "output_file", alias = "output-file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]

@@ -18,7 +18,7 @@ use shepherd::bmdb::session::Session;
 use shepherd::model::cluster::kubernetes::{CONTROLLER, Component, Has, Known, Kubernetes, OnNode, WORKER};
 use shepherd::model::cluster::plan::Step;
 use shepherd::model::cluster::selector::Selector;
-use shepherd::model::cluster::spec::{Approval, Part, Spec};
+use shepherd::model::cluster::spec::{Approval, Spec};
 use shepherd::model::cluster::state::{CONSENSUS_MEMBER, EtcdMember, Health, Node, NodeState, Seen};
 use shepherd::model::cluster::upgrade::{Turn, next};
 use shepherd::model::declaration::Sha256;
@@ -511,7 +511,7 @@ async fn version_of_a_bundle_is_read_when_it_is_added() -> TestResult {
         let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
         let sha256 = Sha256(digest.as_ref().try_into()?);
         let Begun::Missing(missing) = kit.bmdb.begin_artefact(sha256, bytes.len() as u64).await? else {
-            bail!("it is there");
+            panic!("it is there");
         };
         assert_eq!(missing, [0]);
         kit.bmdb.put_piece(sha256, 0, bytes).await?;
