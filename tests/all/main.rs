@@ -23,6 +23,7 @@ mod checker;
 mod cli;
 mod cluster_credentials;
 mod cluster_keys;
+mod cluster_kubernetes;
 mod cluster_model;
 mod cluster_restore;
 mod cluster_upgrades;

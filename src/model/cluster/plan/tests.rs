@@ -674,3 +674,60 @@ fn curators_that_say_nothing_are_waited_for_and_nothing_is_done() {
     cluster.view = View::Away("no route".to_owned());
     assert_eq!(told(&cluster, &[]), "waits: none of its curators answers: no route");
 }
+
+#[test]
+fn kubernetes_is_put_then_run_by_controllers_then_by_workers_and_goes_the_other_way() {
+    use crate::model::cluster::kubernetes::{
+        CONTROLLER, Has, Known, WORKER, Wanted as WantedKubernetes, tests,
+    };
+    let wanted = |removing| {
+        let kubernetes = tests::kubernetes();
+        Some(WantedKubernetes { kubernetes, removing, rotate: Vec::new() })
+    };
+    let mut cluster = well(3);
+    cluster.kubernetes = wanted(false);
+    seen(&mut cluster).kubernetes = Known::Nothing;
+    assert_eq!(told(&cluster, &[]), "its curators are told what Kubernetes is to be");
+    let settings = crate::model::cluster::kubernetes::told(tests::kubernetes().settings());
+    seen(&mut cluster).kubernetes = Known::Has(Has { settings, ..Has::default() });
+    // A member that is not reached is not asked yet; without a controller there are no workers.
+    seen(&mut cluster).etcd[1].reachable = false;
+    let first = told(&cluster, &[]);
+    assert!(
+        first.starts_with("node-1 +kubernetes-controller -; node-3 +kubernetes-controller -; 2 waits:"),
+        "{first}"
+    );
+    seen(&mut cluster).etcd[1].reachable = true;
+    for node in 0..3 {
+        seen(&mut cluster).nodes[node].roles.insert(CONTROLLER.to_owned());
+    }
+    assert_eq!(told(&cluster, &[]), "node-9 +kubernetes-worker -");
+    seen(&mut cluster).nodes[3].roles.insert(WORKER.to_owned());
+    assert_eq!(told(&cluster, &[]), "");
+    // What curators do not say takes nothing from anybody.
+    let has = std::mem::replace(&mut seen(&mut cluster).kubernetes, Known::Away("busy".to_owned()));
+    assert!(!told(&cluster, &[]).contains("kubernetes-worker"), "{}", told(&cluster, &[]));
+    seen(&mut cluster).kubernetes = has;
+    // A controller that leaves gives that up before its vote.
+    cluster.members[2].leaving = Some("it is old".to_owned());
+    cluster.members.push(joined(4, Part::ControlPlane));
+    seen(&mut cluster).nodes.push(node(4, &[CONSENSUS_MEMBER, CONTROLLER]));
+    seen(&mut cluster).etcd.push(etcd(4));
+    assert_eq!(told(&cluster, &[]), "node-3 + -kubernetes-controller");
+    seen(&mut cluster).nodes[2].roles.remove(CONTROLLER);
+    assert_eq!(told(&cluster, &[]), "node-3 + -consensus-member");
+    // It goes: pods first.
+    let mut cluster = well(1);
+    cluster.kubernetes = wanted(true);
+    seen(&mut cluster).kubernetes = Known::Has(Has::default());
+    seen(&mut cluster).nodes[0].roles.insert(CONTROLLER.to_owned());
+    seen(&mut cluster).nodes[1].roles.insert(WORKER.to_owned());
+    let both = told(&cluster, &[]);
+    assert!(both.starts_with("node-9 + -kubernetes-worker; waits:"), "{both}");
+    seen(&mut cluster).nodes[1].roles.clear();
+    assert!(told(&cluster, &[]).starts_with("node-1 + -kubernetes-controller"), "{}", told(&cluster, &[]));
+    seen(&mut cluster).nodes[0].roles.remove(CONTROLLER);
+    assert_eq!(told(&cluster, &[]), "its curators forget Kubernetes");
+    seen(&mut cluster).kubernetes = Known::Nothing;
+    assert_eq!(told(&cluster, &[]), "Kubernetes is forgotten");
+}
