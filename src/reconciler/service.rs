@@ -48,6 +48,23 @@ pub struct Settings {
 pub struct Reconciler<O> {
     settings: Settings,
     objects: O,
+    leads: watch::Sender<bool>,
+}
+
+/// Says for as long as it lives that this one leads.
+struct Leading<'r>(&'r watch::Sender<bool>);
+
+impl<'r> Leading<'r> {
+    fn say(leads: &'r watch::Sender<bool>) -> Self {
+        leads.send_replace(true);
+        Self(leads)
+    }
+}
+
+impl Drop for Leading<'_> {
+    fn drop(&mut self) {
+        self.0.send_replace(false);
+    }
 }
 
 /// Reads the releases of all controllers as they are at one moment.
@@ -96,8 +113,20 @@ pub async fn write_status(client: &Client, guard: &Guard, write: &Write) -> Resu
 impl<O: Objects> Reconciler<O> {
     /// A reconciler of these objects.
     #[must_use]
-    pub const fn new(settings: Settings, objects: O) -> Self {
-        Self { settings, objects }
+    pub fn new(settings: Settings, objects: O) -> Self {
+        Self { settings, objects, leads: watch::Sender::new(false) }
+    }
+
+    /// Whether it leads.
+    #[must_use]
+    pub fn leads(&self) -> watch::Receiver<bool> {
+        self.leads.subscribe()
+    }
+
+    /// Its objects.
+    #[must_use]
+    pub const fn objects(&self) -> &O {
+        &self.objects
     }
 
     /// Runs until cancelled. Then its lease is given back.
@@ -184,6 +213,7 @@ impl<O: Objects> Reconciler<O> {
                 continue;
             };
             let leading = async {
+                let _leading = Leading::say(&self.leads);
                 let Err(lost) = self.lead(guard, releases.clone()).await;
                 tracing::info!(%lost, "the built-in objects of Kubernetes are left to the next");
                 // The election says it, too.
