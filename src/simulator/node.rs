@@ -18,6 +18,7 @@ use crate::roleserver::cluster::asked::Asked;
 use crate::roleserver::cluster::etcd;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::Files;
+use crate::roleserver::cluster::kubernetes::ports::Ports;
 use crate::roleserver::cluster::worker::{Settings, worker};
 use crate::roleserver::shepherds::Shepherds;
 use crate::supervisor::supervise::{self, Supervisor};
@@ -93,6 +94,7 @@ impl NodeOfMachine {
             // What runs beside it ends with it, as with the power of a machine.
             leaving: CancellationToken::new(),
             shepherds: self.shepherds,
+            ports: Ports::default(),
         };
         let tree = Supervisor::start(worker(&settings, &self.facts), supervise::Settings::default());
         over.cancelled().await;

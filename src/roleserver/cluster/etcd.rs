@@ -229,7 +229,8 @@ pub fn proof(files: &Files) -> Option<Vec<u8>> {
     base64::engine::general_purpose::STANDARD.decode(body).ok()
 }
 
-fn pem(label: &str, der: &[u8]) -> String {
+/// DER as a file of text.
+pub(super) fn pem(label: &str, der: &[u8]) -> String {
     use base64::Engine as _;
     let text = base64::engine::general_purpose::STANDARD.encode(der);
     let mut pem = format!("-----BEGIN {label}-----\n");

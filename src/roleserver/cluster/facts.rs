@@ -19,8 +19,9 @@ use crate::curator::node::Roles;
 use crate::curator::node_id::NodeId;
 use crate::curator::pki::{Anchor, PkiError};
 use crate::curator::tls::{certified, client_config};
-use crate::proto::curator::v1::ServiceStatus;
+use crate::proto::curator::v1::{KubernetesStatus, ServiceStatus};
 use crate::roleserver::cluster::files::{Credentials, Files, FilesError};
+use crate::roleserver::cluster::kubernetes::setup::Setup;
 use crate::roleserver::cluster::services::wanted::{About, Declared};
 use crate::supervisor::value::Value;
 
@@ -160,6 +161,10 @@ pub struct Facts {
     pub declarations: Value<Declared>,
     /// How the services of these do.
     pub services: Value<Vec<ServiceStatus>>,
+    /// What this node is to run of Kubernetes: none where it is told that it is to run nothing.
+    pub setup: Value<Option<Setup>>,
+    /// How that does; none where nothing of it runs.
+    pub kubernetes: Value<Option<KubernetesStatus>>,
     /// Why it does not become what it was asked to be; none when nothing is in its way.
     pub trouble: Value<Option<String>>,
     /// Another order stands on the disk.
@@ -179,6 +184,8 @@ impl Facts {
         self.curators.forget();
         self.declarations.forget();
         self.services.forget();
+        self.setup.forget();
+        self.kubernetes.forget();
     }
 }
 

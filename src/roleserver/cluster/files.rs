@@ -14,6 +14,7 @@
 //! | `declarations.json`, `about.json` | services | what the node is to run of operators' roles: see there |
 //! | `services/` | services | a directory for each service |
 //! | `artefacts/` | services | programs that were fetched, by their digests |
+//! | `kubernetes.json`, `kubernetes-runs.json`, `kubernetes/` | kubernetes | what the node runs of Kubernetes: see there |
 //! | `kubernetes/bundles/` | kubernetes | bundles of programs, by their digests |
 //! | `etcd/` | etcd | its data, its sockets, the files it proves itself with |
 //!
@@ -161,6 +162,12 @@ impl Files {
     #[must_use]
     pub fn artefacts(&self) -> PathBuf {
         self.path.join("artefacts")
+    }
+
+    /// What there is of Kubernetes.
+    #[must_use]
+    pub fn kubernetes(&self) -> PathBuf {
+        self.path.join("kubernetes")
     }
 
     /// Where bundles of Kubernetes are.

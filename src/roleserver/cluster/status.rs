@@ -24,6 +24,8 @@ pub struct Known {
     pub control_plane: Option<ControlPlane>,
     /// How its services do.
     pub services: Vec<wire::ServiceStatus>,
+    /// How Kubernetes does on it.
+    pub kubernetes: Option<wire::KubernetesStatus>,
 }
 
 /// What it follows from, together.
@@ -34,6 +36,7 @@ pub fn inputs(facts: &Facts) -> Inputs<Known> {
         .with(&facts.address, |known: &mut Known, address| known.address = Some(address))
         .with(&facts.control_plane, |known: &mut Known, control_plane| known.control_plane = control_plane)
         .with(&facts.services, |known: &mut Known, services| known.services = services)
+        .with(&facts.kubernetes, |known: &mut Known, kubernetes| known.kubernetes = kubernetes)
 }
 
 /// Decides what is said; nothing while nobody knows where the node is.
@@ -46,7 +49,7 @@ pub fn decide(known: &Known, version: &str, boot_id: &str) -> Option<wire::NodeS
         boot_id: boot_id.to_owned(),
         services: known.services.clone(),
         reported_at_ms: 0,
-        kubernetes: None,
+        kubernetes: known.kubernetes.clone(),
     })
 }
 

@@ -16,6 +16,7 @@ use crate::roleserver::cluster::enrolment::enrolment;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::{Files, FilesError};
 use crate::roleserver::cluster::heartbeat::heartbeat;
+use crate::roleserver::cluster::kubernetes::{self, ports::Ports};
 use crate::roleserver::cluster::order::What;
 use crate::roleserver::cluster::roles::roles;
 use crate::roleserver::cluster::services::services;
@@ -44,6 +45,8 @@ pub struct Settings {
     pub leaving: CancellationToken,
     /// Where files come from that nobody says a URL of.
     pub shepherds: Shepherds,
+    /// Where components of Kubernetes listen.
+    pub ports: Ports,
 }
 
 /// The runnable.
@@ -60,6 +63,14 @@ pub fn worker(settings: &Settings, facts: &Facts) -> Runnable {
     };
     let (facts, clock, boot_id) = (facts.clone(), settings.clock.clone(), settings.boot_id.clone());
     let shepherds = settings.shepherds.clone();
+    let of_kubernetes = kubernetes::Host {
+        files: files.clone(),
+        places: host.places.clone(),
+        clock: clock.clone(),
+        boot_id: boot_id.clone(),
+        shepherds: shepherds.clone(),
+        ports: settings.ports.clone(),
+    };
     Runnable::new(move |starting: Starting| {
         let parts = [
             ("enrolment", enrolment(files.clone(), facts.clone(), clock.clone(), shepherds.clone())),
@@ -80,6 +91,7 @@ pub fn worker(settings: &Settings, facts: &Facts) -> Runnable {
                     boot_id.clone(),
                 ),
             ),
+            ("kubernetes", kubernetes::kubernetes(of_kubernetes.clone(), facts.clone())),
         ];
         let (files, facts, host) = (files.clone(), facts.clone(), host.clone());
         async move {

@@ -132,6 +132,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
             clock: Clock::host(),
             leaving: leaving.clone(),
             shepherds: shepherds.clone(),
+            ports: cluster::kubernetes::ports::Ports::default(),
         },
         &facts,
     );

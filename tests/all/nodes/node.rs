@@ -24,6 +24,7 @@ use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd;
 use shepherd::roleserver::cluster::facts::Facts;
 use shepherd::roleserver::cluster::files::Files;
+use shepherd::roleserver::cluster::kubernetes::ports::Ports;
 use shepherd::roleserver::cluster::order::{Order, What};
 use shepherd::roleserver::cluster::worker::{Settings, worker};
 use shepherd::roleserver::enrolment::{self, Enrolment};
@@ -52,6 +53,8 @@ pub(crate) struct Node {
     pub(crate) facts: Facts,
     /// Its clock, from its next start on.
     pub(crate) clock: Clock,
+    /// Where its components of Kubernetes listen, from its next start on.
+    pub(crate) ports: Ports,
     running: Option<Running>,
     directory: tempfile::TempDir,
 }
@@ -78,6 +81,7 @@ impl Node {
             address,
             facts: Facts::default(),
             clock: Clock::host(),
+            ports: Ports::default(),
             running: None,
             directory: tempfile::tempdir()?,
         })
@@ -113,6 +117,7 @@ impl Node {
             clock: self.clock.clone(),
             leaving: leaving.clone(),
             shepherds: Shepherds::default(),
+            ports: self.ports.clone(),
         };
         let root = worker(&settings, &self.facts);
         let tree = Supervisor::start(root, supervise::Settings { backoff: SOON, ..Default::default() });

@@ -1,6 +1,267 @@
 //! Kubernetes on a node.
 //!
-//! What runs comes from a bundle ([`crate::model::kubernetes::bundle`]), which the node fetches like every other artefact and
-//! keeps unpacked. [`bundles`][] is that store.
+//! What runs follows from four things that come in any order and change at any time: which roles the node has, whether etcd
+//! runs in it, what a curator says that it is to run, and what of that is here already. A change makes all of it be decided
+//! anew, and none is awaited by another: a role server that starts goes on with the components that it finds, by what is on
+//! its disk, whether or not there is a curator.
+//!
+//! Components are programs beside the role server, kept by the same machinery as operators' services
+//! ([`services`](crate::roleserver::cluster::services)): adopted by the next role server, started after those that they
+//! need, stopped before them, started again with ever longer pauses, looked at, and cleared away with all that they had
+//! when their role goes. What is particular to them is how what is to run is found.
+//!
+//! # How the files fit
+//!
+//! * [`follow`][]: what a curator says. [`setup`][]: that, checked, and on the disk.
+//! * [`startup`][]: which roles are carried out (pure). Workers are not yet: a node with that role says so.
+//! * [`bundles`][]: where programs come from, as [`crate::model::kubernetes::bundle`] describes them; [`held`][]: having the
+//!   one that is to run.
+//! * [`certificates`][]: keys and certificates; [`material`][]: how they stand on the disk, and which are due (pure).
+//! * [`controller`][]: the reconciler of built-in objects, and the gate; [`wishing`][]: what the cluster wishes of those.
+//! * [`components`][]: with what each is started (pure); [`ports`][]: where it listens.
+//! * [`wanted`][]: all that is to run (pure). [`runs`][]: by what that which runs was started.
+//! * [`told`][]: what is said of it (pure).
+//!
+//! # On the disk
+//!
+//! | below `cluster/` | what |
+//! | --- | --- |
+//! | `kubernetes.json` | what a curator said last |
+//! | `kubernetes-runs.json` | numbers of combinations of a bundle and a generation of keys |
+//! | `kubernetes/controller/`, `kubernetes/worker/` | keys, certificates and authorities of a role |
+//! | `kubernetes/bundles/` | bundles |
+//! | `kubernetes/add-ons/` | manifests of add-ons |
+//! | `kubernetes/ROLE_COMPONENT/` | the directory of a component |
+//!
+//! # What holds
+//!
+//! * A controller without etcd waits, and does not fail.
+//! * What relies on the built-in objects begins behind the gate, and what has begun goes on.
+//! * What a node says that it runs is what its components were started with, as that was written down when they were.
+//! * Another bundle, or another generation of keys, starts every component again, in order: those that need others stop
+//!   first. A certificate that is renewed starts only those again that do not look at it themselves.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::curator::clock::Clock;
+use crate::proto::curator::v1::ServiceStatus;
+use crate::roleserver::child::keep::Places;
+use crate::roleserver::cluster::etcd;
+use crate::roleserver::cluster::facts::Facts;
+use crate::roleserver::cluster::files::Files;
+use crate::roleserver::cluster::kubernetes::bundles::Bundles;
+use crate::roleserver::cluster::kubernetes::certificates::{Materials, certificates_of};
+use crate::roleserver::cluster::kubernetes::controller::Gate;
+use crate::roleserver::cluster::kubernetes::held::Held;
+use crate::roleserver::cluster::kubernetes::ports::Ports;
+use crate::roleserver::cluster::kubernetes::runs::Runs;
+use crate::roleserver::cluster::kubernetes::startup::Startup;
+use crate::roleserver::cluster::services::artefacts::Store;
+use crate::roleserver::cluster::services::hands::{Hands, Whose};
+use crate::roleserver::cluster::services::keeper;
+use crate::roleserver::cluster::services::kept;
+use crate::roleserver::cluster::services::wanted::{Id, Wanted};
+use crate::roleserver::shepherds::Shepherds;
+use crate::supervisor::context::{Runnable, Starting};
+use crate::supervisor::reduce::{Inputs, reduce};
+use crate::supervisor::value::Value;
 
 pub mod bundles;
+pub mod certificates;
+pub mod components;
+pub mod controller;
+pub mod follow;
+pub mod held;
+pub mod material;
+pub mod ports;
+pub mod runs;
+pub mod setup;
+pub mod startup;
+pub mod told;
+pub mod wanted;
+pub mod wishing;
+
+/// With what it is run.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// What is kept.
+    pub files: Files,
+    /// Where programs are kept.
+    pub places: Arc<Places>,
+    /// The time.
+    pub clock: Clock,
+    /// UUID of the running boot.
+    pub boot_id: String,
+    /// Where bundles and add-ons come from.
+    pub shepherds: Shepherds,
+    /// Where components listen.
+    pub ports: Ports,
+}
+
+/// What the parts tell each other.
+#[derive(Clone, Default)]
+struct Parts {
+    startup: Value<Startup>,
+    materials: Value<Materials>,
+    held: Value<Held>,
+    gate: Value<Gate>,
+    runs: Value<Runs>,
+    statuses: Value<Vec<ServiceStatus>>,
+}
+
+/// What is known of all of it; what is not known is as if there were none.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    startup: Option<Startup>,
+    materials: Materials,
+    held: Held,
+    gate: Gate,
+    address: Option<IpAddr>,
+    runs: Runs,
+    statuses: Option<Vec<ServiceStatus>>,
+}
+
+/// The runnable: all of it. What is on the disk is said once in each life.
+#[must_use]
+pub fn kubernetes(host: Host, facts: Facts) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (host, facts) = (host.clone(), facts.clone());
+        async move {
+            let parts = Parts::default();
+            let files = host.files.clone();
+            // Until somebody looked, nobody knows how it does.
+            facts.kubernetes.forget();
+            if facts.setup.latest().is_none()
+                && let Some(setup) = setup::kept(&files)
+            {
+                facts.setup.set(setup);
+            }
+            let watched = facts.clone();
+            let deciding = reduce(move || startup::inputs(&watched), startup::decide, &parts.startup);
+            starting.start("follow", follow::follow(files.clone(), facts.clone()))?;
+            starting.start("decide", deciding)?;
+            let certificates = certificates_of(
+                (files.clone(), host.places.clone()),
+                facts.clone(),
+                host.clock.clone(),
+                parts.startup.clone(),
+                parts.materials.clone(),
+            );
+            starting.start("certificates", certificates)?;
+            let bundles = Bundles::open(files.bundles(), host.shepherds.clone());
+            let holding = held::held(bundles, files.clone(), parts.startup.clone(), parts.held.clone());
+            starting.start("bundle", holding)?;
+            let wishes = Value::new();
+            let wishing = wishing::wishing(
+                Store(files.kubernetes().join("add-ons")),
+                host.shepherds.clone(),
+                (parts.startup.clone(), parts.held.clone()),
+                wishes.clone(),
+            );
+            starting.start("wishes", wishing)?;
+            let inputs = controller::Inputs {
+                startup: parts.startup.clone(),
+                materials: parts.materials.clone(),
+                wishes,
+            };
+            let port = host.ports.api_server;
+            let controller =
+                controller::controller(files.clone(), facts.clone(), port, inputs, parts.gate.clone());
+            starting.start("controller", controller)?;
+            let wanted = Value::new();
+            starting.start("render", render(host.clone(), facts.clone(), parts.clone(), wanted.clone()))?;
+            let hands = Hands {
+                whose: Whose::Kubernetes,
+                places: host.places.clone(),
+                directory: files.kubernetes(),
+                store: Store(files.kubernetes().join("none")),
+            };
+            let inputs = keeper::Inputs { wanted, held: Value::new() };
+            let (clock, boot_id) = (host.clock.clone(), host.boot_id.clone());
+            starting
+                .start("keeper", keeper::keeper(hands, parts.statuses.clone(), inputs, clock, boot_id))?;
+            starting.start("told", tell(facts, parts))?;
+            Err(starting.healthy().scope().cancelled().await.into())
+        }
+    })
+}
+
+/// Has what is to run follow from everything else.
+fn render(
+    host: Host,
+    facts: Facts,
+    parts: Parts,
+    output: Value<std::collections::BTreeMap<Id, Wanted>>,
+) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (host, facts, parts, output) = (host.clone(), facts.clone(), parts.clone(), output.clone());
+        async move {
+            let healthy = starting.healthy();
+            let mut inputs = inputs(&parts)
+                .with(&facts.address, |known: &mut Known, address| known.address = Some(address));
+            let (etcd, directory) = (etcd::client_socket(&host.files), host.files.kubernetes());
+            let of_before = kept::about(&host.files).address;
+            let mut runs = Runs::read(&host.files);
+            parts.runs.set(runs.clone());
+            loop {
+                let known = healthy.scope().until_cancelled(inputs.next()).await?;
+                let Some(startup) = &known.startup else { continue };
+                let before = runs.clone();
+                let now = host.clock.now().timestamp_millis();
+                let all = wanted::Known {
+                    startup,
+                    materials: &known.materials,
+                    held: &known.held,
+                    gate: &known.gate,
+                    address: known.address.or(of_before),
+                    ports: &host.ports,
+                    etcd: &etcd,
+                    directory: &directory,
+                };
+                let wanted = wanted::wanted(&all, |around| {
+                    let bundle = hex::encode(around.bundle.digest.0);
+                    let version = around.bundle.manifest.kubernetes.to_string();
+                    runs.number(around.material.generation, &bundle, &version, now)
+                });
+                if runs != before {
+                    // Before anything is started by it.
+                    runs.write(&host.files)?;
+                    parts.runs.set(runs.clone());
+                }
+                if output.latest().as_ref() != Some(&wanted) {
+                    output.set(wanted);
+                }
+            }
+        }
+    })
+}
+
+/// Says how all of it does.
+fn tell(facts: Facts, parts: Parts) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (facts, parts) = (facts.clone(), parts.clone());
+        async move {
+            let healthy = starting.healthy();
+            let mut inputs = inputs(&parts)
+                .with(&parts.runs, |known: &mut Known, runs| known.runs = runs)
+                .with(&parts.statuses, |known: &mut Known, statuses| known.statuses = Some(statuses));
+            loop {
+                let known = healthy.scope().until_cancelled(inputs.next()).await?;
+                let (Some(startup), Some(statuses)) = (&known.startup, &known.statuses) else { continue };
+                let now = told::told(startup, statuses, &known.runs, &known.gate, &known.held);
+                if facts.kubernetes.latest().as_ref() != Some(&now) {
+                    facts.kubernetes.set(now);
+                }
+            }
+        }
+    })
+}
+
+fn inputs(parts: &Parts) -> Inputs<Known> {
+    Inputs::new(Known::default())
+        .with(&parts.startup, |known: &mut Known, startup| known.startup = Some(startup))
+        .with(&parts.materials, |known: &mut Known, materials| known.materials = materials)
+        .with(&parts.held, |known: &mut Known, held| known.held = held)
+        .with(&parts.gate, |known: &mut Known, gate| known.gate = gate)
+}

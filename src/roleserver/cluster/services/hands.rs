@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::declaration::{Run, Sha256};
+use crate::model::role::Role;
 use crate::roleserver::child::keep::{KeepError, Places, end_within, find, find_or_start};
 use crate::roleserver::child::launch::{LaunchError, Order, Record, launch};
 use crate::roleserver::child::log;
@@ -31,9 +32,31 @@ const LINK: &str = ".program";
 /// What nobody knows how long it may take to end.
 const UNKNOWN_STOP: Duration = Duration::from_secs(10);
 
+/// Whose programs a keeper looks after. There are two keepers beside each other, and neither touches what is the other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// Those of roles that operators declare.
+    Declared,
+    /// Those of Kubernetes, whose roles nobody declares.
+    Kubernetes,
+}
+
+impl Whose {
+    /// Whether the program of this name is one of them.
+    #[must_use]
+    pub fn has(self, child: &str) -> bool {
+        let Some((role, _)) = child.split_once('_') else { return false };
+        // The name of a declared role is cut where it is long, to more letters than these have.
+        let built_in = matches!(role.parse(), Ok(Role::KubernetesController | Role::KubernetesWorker));
+        built_in == (self == Self::Kubernetes)
+    }
+}
+
 /// With what it is done.
 #[derive(Clone, Debug)]
 pub struct Hands {
+    /// Whose programs these are.
+    pub whose: Whose,
     /// Where programs are kept.
     pub places: Arc<Places>,
     /// Above the directories of services.
@@ -93,8 +116,7 @@ impl Hands {
         let mut all = Vec::new();
         for entry in entries {
             let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-            // Those without are not services.
-            if !name.contains('_') {
+            if !self.whose.has(&name) {
                 continue;
             }
             let Some(note) = self.note(&name) else {

@@ -14,9 +14,9 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::curator::clock::Clock;
+use crate::proto::curator::v1::ServiceStatus;
 use crate::roleserver::child::ending::{Ending, ended};
 use crate::roleserver::child::launch::Record;
-use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::services::artefacts::Artefacts;
 use crate::roleserver::cluster::services::hands::{Found, Hands};
 use crate::roleserver::cluster::services::plan::{Action, Circumstances, plan};
@@ -69,11 +69,17 @@ pub struct Inputs {
     pub held: Value<Artefacts>,
 }
 
-/// The runnable, which brings this host to what is `wanted`. `boot_id` tells whether what is written down of an end is about this boot.
+/// The runnable, which brings this host to what is `wanted`, and says in `status` how that is. `boot_id` tells whether what is written down of an end is about this boot.
 #[must_use]
-pub fn keeper(hands: Hands, facts: Facts, inputs: Inputs, clock: Clock, boot_id: String) -> Runnable {
+pub fn keeper(
+    hands: Hands,
+    status: Value<Vec<ServiceStatus>>,
+    inputs: Inputs,
+    clock: Clock,
+    boot_id: String,
+) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (hands, facts, clock, boot_id) = (hands.clone(), facts.clone(), clock.clone(), boot_id.clone());
+        let (hands, status, clock, boot_id) = (hands.clone(), status.clone(), clock.clone(), boot_id.clone());
         let inputs = inputs.clone();
         async move {
             let found = {
@@ -81,7 +87,7 @@ pub fn keeper(hands: Hands, facts: Facts, inputs: Inputs, clock: Clock, boot_id:
                 tokio::task::spawn_blocking(move || hands.find_all()).await??
             };
             let healthy = starting.healthy();
-            let mut keeper = Keeper::new(hands, facts, clock, boot_id);
+            let mut keeper = Keeper::new(hands, status, clock, boot_id);
             keeper.adopt(found);
             let ended = keeper.run(&inputs, healthy.scope()).await;
             keeper.leave().await;
@@ -92,7 +98,7 @@ pub fn keeper(hands: Hands, facts: Facts, inputs: Inputs, clock: Clock, boot_id:
 
 struct Keeper {
     hands: Hands,
-    facts: Facts,
+    status: Value<Vec<ServiceStatus>>,
     clock: Clock,
     boot_id: String,
     wanted: Option<BTreeMap<Id, Wanted>>,
@@ -111,11 +117,11 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn new(hands: Hands, facts: Facts, clock: Clock, boot_id: String) -> Self {
+    fn new(hands: Hands, status: Value<Vec<ServiceStatus>>, clock: Clock, boot_id: String) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
         Self {
             hands,
-            facts,
+            status,
             clock,
             boot_id,
             wanted: None,
@@ -421,8 +427,8 @@ impl Keeper {
         let began = |id: &Id| self.present.get(id).map(|present| present.note.started_at_ms);
         let now = self.clock.now().timestamp_millis();
         let status = self.since.status(&tellings, began, now);
-        if self.facts.services.latest().as_ref() != Some(&status) {
-            self.facts.services.set(status);
+        if self.status.latest().as_ref() != Some(&status) {
+            self.status.set(status);
         }
     }
 

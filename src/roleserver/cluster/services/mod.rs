@@ -34,7 +34,7 @@ use crate::roleserver::child::keep::Places;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::Files;
 use crate::roleserver::cluster::services::artefacts::Store;
-use crate::roleserver::cluster::services::hands::Hands;
+use crate::roleserver::cluster::services::hands::{Hands, Whose};
 use crate::roleserver::cluster::services::keeper::Inputs;
 use crate::roleserver::shepherds::Shepherds;
 use crate::supervisor::context::{Runnable, Starting};
@@ -81,13 +81,16 @@ pub fn services(
             let wanted = Value::new();
             let held = Value::new();
             let store = Store(files.artefacts());
-            let hands = Hands { places, directory: files.services(), store: store.clone() };
+            let hands =
+                Hands { whose: Whose::Declared, places, directory: files.services(), store: store.clone() };
             starting.start("follow", follow::follow(files.clone(), facts.clone()))?;
             starting.start("render", render::render(files, facts.clone(), clock.clone(), wanted.clone()))?;
             starting
                 .start("artefacts", artefacts::artefacts(store, shepherds, wanted.clone(), held.clone()))?;
-            starting
-                .start("keeper", keeper::keeper(hands, facts, Inputs { wanted, held }, clock, boot_id))?;
+            starting.start(
+                "keeper",
+                keeper::keeper(hands, facts.services, Inputs { wanted, held }, clock, boot_id),
+            )?;
             Err(starting.healthy().scope().cancelled().await.into())
         }
     })

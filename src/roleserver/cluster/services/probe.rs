@@ -5,11 +5,19 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
 use crate::roleserver::child::ending::{Ending, ended};
@@ -101,8 +109,9 @@ async fn look(hands: &Hands, wanted: &Wanted, check: &Check, end: &CancellationT
     }
     let asking = async {
         match &check.probe {
-            Probe::Tcp(port) => connect(*port).await.map(drop),
+            Probe::Tcp(port) => connect(loopback(*port)).await.map(drop),
             Probe::Http { port, path } => http(*port, path).await,
+            Probe::Https { at, path, shown } => https(*at, path, shown.as_ref()).await,
             Probe::Exec(_) => Ok(()),
         }
     };
@@ -116,20 +125,98 @@ fn late(timeout: Duration) -> String {
     format!("it took longer than {} ms", timeout.as_millis())
 }
 
-async fn connect(port: u16) -> Result<TcpStream, String> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
     TcpStream::connect(address).await.map_err(|error| format!("connecting to {address} failed: {error}"))
 }
 
-/// A request of HTTP/1.1 (RFC 9112), of whose answer nothing but the status is of interest.
 async fn http(port: u16, path: &str) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("asking 127.0.0.1:{port} for {path} failed: {error}");
-    let mut stream = connect(port).await?;
+    let at = loopback(port);
+    answers(connect(at).await?, at, path).await
+}
+
+/// The same by TLS. It is not asked who answers: that it is the program that was started says its record, and where
+/// another one sits on its port, it has none of its own and ends.
+async fn https(at: SocketAddr, path: &str, shown: Option<&(PathBuf, PathBuf)>) -> Result<(), String> {
+    let config = anybody(shown).map_err(|why| format!("asking {at} for {path} failed: {why}"))?;
+    let stream = connect(at).await?;
+    let shaken =
+        TlsConnector::from(Arc::new(config)).connect(ServerName::IpAddress(at.ip().into()), stream).await;
+    answers(shaken.map_err(|error| format!("{at} is no server of TLS: {error}"))?, at, path).await
+}
+
+/// TLS with whoever answers.
+fn anybody(shown: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfig, String> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = Arc::new(Anybody(provider.signature_verification_algorithms));
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    let Some((certificate, key)) = shown else { return Ok(config.with_no_client_auth()) };
+    let unread = |path: &Path| format!("{} cannot be read", path.display());
+    let certificates: Result<Vec<_>, _> =
+        CertificateDer::pem_file_iter(certificate).map_err(|_| unread(certificate))?.collect();
+    let certificates = certificates.map_err(|_| unread(certificate))?;
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|_| unread(key))?;
+    config.with_client_auth_cert(certificates, key).map_err(|error| error.to_string())
+}
+
+/// Lets everybody be who he says, if he has the key of that.
+#[derive(Debug)]
+struct Anybody(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}
+
+/// A request of HTTP/1.1 (RFC 9112), of whose answer nothing but the status is of interest.
+async fn answers(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    at: SocketAddr,
+    path: &str,
+) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("asking {at} for {path} failed: {error}");
     let request = format!(
-        "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUser-Agent: roleserver\r\nAccept: */*\r\n\
-         Connection: close\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nHost: {at}\r\nUser-Agent: roleserver\r\nAccept: */*\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(request.as_bytes()).await.map_err(failed)?;
+    stream.flush().await.map_err(failed)?;
     let mut head = Vec::new();
     loop {
         match status(&head) {
@@ -311,9 +398,9 @@ mod tests {
                     assert!(error.contains(part), "{error}");
                 }
             }
-            connect(port).await.unwrap();
+            connect(loopback(port)).await.unwrap();
         }
         let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap().port();
-        assert!(connect(nobody).await.unwrap_err().contains("connecting to 127.0.0.1"));
+        assert!(connect(loopback(nobody)).await.unwrap_err().contains("connecting to 127.0.0.1"));
     }
 }

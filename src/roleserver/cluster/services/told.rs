@@ -115,7 +115,9 @@ fn waiting(all: &Circumstances<'_>, service: &Wanted, fetching: &BTreeMap<Sha256
     })
 }
 
-fn shortened(mut sentence: String) -> String {
+/// As much of a sentence as a curator takes.
+#[must_use]
+pub fn shortened(mut sentence: String) -> String {
     let mut end = LONGEST.min(sentence.len());
     while !sentence.is_char_boundary(end) {
         end -= 1;

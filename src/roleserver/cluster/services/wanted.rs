@@ -9,7 +9,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -144,6 +145,15 @@ pub enum Probe {
         port: u16,
         /// The path.
         path: String,
+    },
+    /// The same by TLS, of whoever answers at an address of this node.
+    Https {
+        /// The address.
+        at: SocketAddr,
+        /// The path.
+        path: String,
+        /// Files of the certificate and the key that are shown, where any are; they are read for each request.
+        shown: Option<(PathBuf, PathBuf)>,
     },
 }
 
