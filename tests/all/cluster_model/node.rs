@@ -277,6 +277,7 @@ impl NodeLife {
                 address: facts.address.then(|| self.world.look().machines[self.at].address),
                 control_plane: facts.control_plane.then_some(ControlPlane { port: CURATOR_PORT }),
                 services: Vec::new(),
+                kubernetes: None,
             };
             let now = status::decide(&known, "1", "boot");
             if let Some(now) = now.filter(|now| known.connection.is_some() && said.as_ref() != Some(now)) {
