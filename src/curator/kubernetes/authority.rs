@@ -270,7 +270,6 @@ pub(crate) mod tests {
     use rustls::client::danger::ServerCertVerifier as _;
     use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
     use rustls::server::WebPkiClientVerifier;
-    use rustls::server::danger::ClientCertVerifier as _;
 
     use super::*;
     use crate::curator::node::tests::at;
