@@ -28,7 +28,7 @@ const ASKING: &str = "asking for a certificate for API servers";
 /// A certificate to ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewUser {
-    /// The key, SubjectPublicKeyInfo, DER.
+    /// The key, `SubjectPublicKeyInfo`, DER.
     pub public_key: Vec<u8>,
     /// Whose it is to be.
     pub holder: String,

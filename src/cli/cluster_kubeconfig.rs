@@ -3,6 +3,7 @@
 //! The key is made here, and goes nowhere but into the file that is written, or onto the terminal. What goes out is its
 //! public half; the curators sign it when whoever holds the cluster's lease asks them.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -235,24 +236,26 @@ fn written(name: &str, signed: &UserView, key: &[u8]) -> Result<String, CliError
         |number: usize| quoted(&if number == 0 { name.to_owned() } else { format!("{name}-{}", number + 1) });
     let mut text = String::from("apiVersion: v1\nkind: Config\npreferences: {}\nclusters:\n");
     for (number, server) in signed.api_servers.iter().enumerate() {
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "- name: {}\n  cluster:\n    server: {}\n    certificate-authority-data: {}\n",
             context(number),
             quoted(&format!("https://{server}")),
             STANDARD.encode(&servers)
-        ));
+        );
     }
     text.push_str("contexts:\n");
     for number in 0..signed.api_servers.len() {
         let name = context(number);
-        text.push_str(&format!("- name: {name}\n  context:\n    cluster: {name}\n    user: {user}\n"));
+        let _ = write!(text, "- name: {name}\n  context:\n    cluster: {name}\n    user: {user}\n");
     }
-    text.push_str(&format!(
+    let _ = write!(
+        text,
         "current-context: {}\nusers:\n- name: {user}\n  user:\n    client-certificate-data: {}\n    client-key-data: {}\n",
         context(0),
         STANDARD.encode(pem("CERTIFICATE", &certificate)),
         STANDARD.encode(pem("PRIVATE KEY", key))
-    ));
+    );
     Ok(text)
 }
 

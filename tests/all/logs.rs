@@ -143,7 +143,7 @@ async fn log_is_handed_out_with_a_heartbeat_and_told_once_to_whoever_asked() -> 
     };
     for seq in [2, 3] {
         let answer = say(&mut client, knowing(&agent, seq)).await?;
-        assert_eq!(answer.log_requests, [expected.clone()]);
+        assert_eq!(answer.log_requests, std::slice::from_ref(&expected));
     }
     assert_eq!(say(&mut stranger, knowing(&other, 2)).await?.log_requests, Vec::new());
 

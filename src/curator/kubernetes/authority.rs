@@ -58,7 +58,7 @@ impl From<PkiError> for KeyError {
 pub struct PublicPoint([u8; 65]);
 
 impl PublicPoint {
-    /// Reads a public key as it is sent: SubjectPublicKeyInfo in DER, the point uncompressed.
+    /// Reads a public key as it is sent: `SubjectPublicKeyInfo` in DER, the point uncompressed.
     pub fn from_spki(der: &[u8]) -> Result<Self, KeyError> {
         let wanted = || {
             KeyError::Useless(

@@ -122,7 +122,11 @@ impl Refusal {
     pub const fn code(&self) -> Code {
         match self {
             Self::None | Self::Unknown(_) => Code::NotFound,
-            Self::Settings(_) | Self::Component(_) | Self::Which(_) | Self::User(_) => Code::InvalidArgument,
+            Self::Settings(_)
+            | Self::Component(_)
+            | Self::Which(_)
+            | Self::User(_)
+            | Self::Key(KeyError::Useless(_)) => Code::InvalidArgument,
             Self::NoRole { .. }
             | Self::NothingToRun { .. }
             | Self::Fixed { .. }
@@ -133,7 +137,6 @@ impl Refusal {
             | Self::Revoked(_)
             | Self::NotItsRole { .. }
             | Self::NoAddress(_) => Code::FailedPrecondition,
-            Self::Key(KeyError::Useless(_)) => Code::InvalidArgument,
             Self::Key(_) => Code::Internal,
         }
     }

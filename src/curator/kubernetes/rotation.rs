@@ -185,7 +185,7 @@ impl Keys {
     #[must_use]
     pub fn rotations<'a>(
         &self,
-        nodes: impl IntoIterator<Item = &'a Node> + Clone,
+        nodes: &(impl IntoIterator<Item = &'a Node> + Clone),
         overlap: Duration,
     ) -> Vec<wire::KubernetesRotation> {
         let rotations = self.rings.iter().filter_map(|(which, ring)| {
@@ -206,7 +206,7 @@ impl Keys {
     #[must_use]
     pub fn next<'a>(
         &self,
-        nodes: impl IntoIterator<Item = &'a Node> + Clone,
+        nodes: &(impl IntoIterator<Item = &'a Node> + Clone),
         overlap: Duration,
         now: Timestamp,
     ) -> Option<(Which, Step, Self)> {
@@ -313,9 +313,9 @@ mod tests {
                 // A node acts on what it is told a while later.
                 let acts =
                     [worker(1, seen.get(seen.len().saturating_sub(2)).map(|(generation, _)| *generation))];
-                let late = now.next(&acts, OVERLAP, at(second));
+                let late = now.next(&&acts, OVERLAP, at(second));
                 let acts = [worker(1, Some(now.generation))];
-                let in_time = now.next(&acts, OVERLAP, at(second));
+                let in_time = now.next(&&acts, OVERLAP, at(second));
                 let step = if second % 3 == 0 { in_time } else { late };
                 let Some((of, _, after)) = step else { continue };
                 assert_eq!(of, which);
@@ -349,11 +349,11 @@ mod tests {
         assert_eq!(now.generation, 3);
         // It acts on the first, not on the second.
         let nodes = [worker(1, Some(2))];
-        let (which, step, after) = now.next(&nodes, OVERLAP, at(1)).unwrap();
+        let (which, step, after) = now.next(&&nodes, OVERLAP, at(1)).unwrap();
         assert_eq!((which, step), (Which::Clients, Step::Sign));
-        let told = after.rotations(&nodes, OVERLAP);
+        let told = after.rotations(&&nodes, OVERLAP);
         assert_eq!(told.iter().map(|told| told.waits_for.len()).collect::<Vec<_>>(), [1, 1]);
-        assert_eq!(after.next(&nodes, OVERLAP, at(2)), None);
+        assert_eq!(after.next(&&nodes, OVERLAP, at(2)), None);
     }
 
     #[test]
@@ -361,13 +361,13 @@ mod tests {
         let which = Which::ServiceAccounts;
         let begun = keys().begin(which, new_signer(which, 2), at(0)).unwrap().unwrap();
         let late = [worker(1, Some(1))];
-        let told = begun.rotations(&late, OVERLAP);
+        let told = begun.rotations(&&late, OVERLAP);
         assert_eq!(told.len(), 1);
         assert_eq!(told[0].waits_for, [node_id(1).to_string()]);
         assert_eq!((told[0].stage(), told[0].until_ms), (wire::kubernetes_rotation::Stage::Trusted, 0));
         let signs = begun.after(which, Step::Sign, at(5)).unwrap();
         let settled = signs.after(which, Step::Settle, at(7)).unwrap();
-        let told = settled.rotations(&[worker(1, Some(3))], OVERLAP);
+        let told = settled.rotations(&&[worker(1, Some(3))], OVERLAP);
         assert_eq!(
             (told[0].since_ms, told[0].until_ms),
             (at(5).timestamp_millis(), at(107).timestamp_millis())

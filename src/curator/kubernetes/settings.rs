@@ -284,14 +284,14 @@ pub(crate) mod tests {
             (
                 |said| {
                     said.storage =
-                        Some(wire::KubernetesStorage { driver: "a/b".to_owned(), class: "A".to_owned() })
+                        Some(wire::KubernetesStorage { driver: "a/b".to_owned(), class: "A".to_owned() });
                 },
                 &["storage.driver", "storage.class"],
             ),
             (
                 |said| {
                     (said.bundle, said.domain, said.pod_range) =
-                        (String::new(), "-".to_owned(), "10".to_owned())
+                        (String::new(), "-".to_owned(), "10".to_owned());
                 },
                 &["bundle", "domain", "pod_range"],
             ),
@@ -313,6 +313,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_says_the_same_changes_nothing_and_what_nobody_would_follow_is_refused() {
+        type Change = fn(&mut wire::KubernetesSettings);
         let known = settings();
         let mut turned = said();
         turned.add_ons.reverse();
@@ -332,7 +333,6 @@ pub(crate) mod tests {
             let refusal = answer.err().map(|refusal| refusal.code());
             assert_eq!(refusal, refused.then_some(Code::FailedPrecondition), "{expected:?}");
         }
-        type Change = fn(&mut wire::KubernetesSettings);
         let fixed: [(Change, &str); 4] = [
             (|said| said.service_range = "10.97.0.0/16".to_owned(), "service_range"),
             (|said| said.pod_range = "10.128.0.0/20".to_owned(), "pod_range"),

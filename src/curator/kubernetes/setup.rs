@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use crate::curator::kubernetes::allotment::Allotment;
+use crate::curator::kubernetes::authority::PublicPoint;
 use crate::curator::kubernetes::keys::Keys;
 use crate::curator::kubernetes::settings::Settings;
 use crate::curator::node::{Node, State};
@@ -76,7 +77,7 @@ pub fn setup<'a>(
         settings: Some(said.clone()),
         pod_range: part.map(|part| part.to_string()).unwrap_or_default(),
         authorities: known.keys.authorities(),
-        service_account_keys: keys.into_iter().map(|key| key.to_spki()).collect(),
+        service_account_keys: keys.into_iter().map(PublicPoint::to_spki).collect(),
         api_servers: api_servers(nodes),
         labels: labels(own),
     })

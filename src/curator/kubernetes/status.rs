@@ -81,9 +81,9 @@ pub(crate) mod tests {
 
     #[test]
     fn what_a_node_says_is_bounded_field_by_field() {
+        type Change = fn(&mut wire::KubernetesStatus);
         assert_eq!(check(&said()), Ok(()));
         assert_eq!(check(&wire::KubernetesStatus::default()), Ok(()));
-        type Change = fn(&mut wire::KubernetesStatus);
         let cases: [(Change, &str); 10] = [
             (|said| said.bundle = "ab".to_owned(), "kubernetes.bundle"),
             (|said| said.version = "v".repeat(1001), "kubernetes.version"),

@@ -127,7 +127,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
             revision: settings.revision(),
             assigned: assigned.collect(),
             authorities: keys.authorities(),
-            rotations: keys.rotations(nodes.values(), leading.token_overlap),
+            rotations: keys.rotations(&nodes.values(), leading.token_overlap),
             api_servers: setup::api_servers(nodes.values()),
         }))
     }
@@ -294,7 +294,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         });
         let keys = begun.await?;
         let nodes = leading.store.nodes().await?.nodes;
-        let rotations = keys.rotations(nodes.values(), leading.token_overlap);
+        let rotations = keys.rotations(&nodes.values(), leading.token_overlap);
         let rotation = rotations.into_iter().find(|rotation| rotation.which == number);
         Ok(Response::new(wire::RotateKubernetesResponse { rotation }))
     }

@@ -45,7 +45,7 @@ impl Leading {
             return Ok(false);
         }
         let nodes = self.store.nodes().await?.nodes;
-        let next = known.value.next(nodes.values(), self.token_overlap, self.clock.now());
+        let next = known.value.next(&nodes.values(), self.token_overlap, self.clock.now());
         let Some((which, step, after)) = next else { return Ok(false) };
         self.store.write(&[put(keys_key()?, after.encode(), Some(&known))]).await?;
         tracing::info!(%which, ?step, generation = after.generation, "the replacement of keys of Kubernetes goes on");

@@ -19,7 +19,8 @@ use crate::curator::peer::Revocations;
 use crate::curator::service::chronicle::Chronicle;
 use crate::etcd::client::Client;
 use crate::etcd::key_space::{
-    DECLARATIONS, KUBERNETES, KUBERNETES_NODES, NODES, Prefix, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS,
+    DECLARATIONS, KUBERNETES, KUBERNETES_NODES, NODES, Prefix, REVOKED_CERTIFICATES, REVOKED_NODES,
+    REVOKED_OWNERS,
 };
 use crate::etcd::namespace::Keys;
 use crate::etcd::record::RecordError;

@@ -275,6 +275,10 @@ pub struct Wanted {
 
 /// What the curators know of it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one in a pass over a cluster, and most have the largest"
+)]
 pub enum Known {
     /// They were not asked.
     #[default]

@@ -18,7 +18,7 @@ use crate::model::time::{Span, Timestamp, after, between};
 pub const MOST: usize = 100;
 /// Length of a public key of ECDSA P-256 as it is asked with: what stands before the point, and the point.
 pub const PUBLIC_KEY: usize = PREFIX.len() + 65;
-/// What stands before the point of such a key (SubjectPublicKeyInfo, RFC 5480).
+/// What stands before the point of such a key (`SubjectPublicKeyInfo`, RFC 5480).
 pub const PREFIX: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
     0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
@@ -74,7 +74,7 @@ impl FromStr for Access {
 pub struct User {
     /// Which.
     pub id: Uuid,
-    /// The key, SubjectPublicKeyInfo, DER.
+    /// The key, `SubjectPublicKeyInfo`, DER.
     pub public_key: Vec<u8>,
     /// Whose it is.
     pub holder: String,
@@ -114,7 +114,7 @@ pub struct UserView {
     pub holder: String,
     /// `owner` or `viewer`.
     pub access: String,
-    /// The key, SubjectPublicKeyInfo, DER, in hexadecimal digits.
+    /// The key, `SubjectPublicKeyInfo`, DER, in hexadecimal digits.
     pub public_key: String,
     /// `asked`, `lapsed`, `refused`, `good` or `expired`.
     pub state: String,
@@ -190,7 +190,7 @@ pub fn check_key(public_key: &[u8]) -> Result<(), String> {
     // An uncompressed point; whether it is on the curve the curators look at.
     (public_key.len() == PUBLIC_KEY && public_key.starts_with(&PREFIX) && public_key[PREFIX.len()] == 4)
         .then_some(())
-        .ok_or_else(|| "it is no public key of ECDSA P-256 (SubjectPublicKeyInfo, DER)".to_owned())
+        .ok_or_else(|| "it is no public key of ECDSA P-256 (`SubjectPublicKeyInfo`, DER)".to_owned())
 }
 
 #[cfg(test)]

@@ -327,8 +327,8 @@ impl Planning<'_> {
         if one.unwell().is_some() {
             return None;
         }
-        let others = controllers.iter().filter(|other| other.node.id != one.node.id);
-        others.filter_map(|other| Some((&other.member.name, other.unwell()?))).next().map(|(name, why)| {
+        let mut others = controllers.iter().filter(|other| other.node.id != one.node.id);
+        others.find_map(|other| Some((&other.member.name, other.unwell()?))).map(|(name, why)| {
             format!("the controller {name} of its cluster is not well, and has to be first: {why}")
         })
     }

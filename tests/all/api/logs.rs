@@ -70,6 +70,10 @@ fn json_of(output: &Output) -> Result<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one machine and two shepherds, who are asked one thing after the other"
+)]
 async fn log_of_a_machine_reaches_whoever_asks_another_shepherd_than_hears_it() -> TestResult {
     let api = Api::start("api_logs").await?;
     api.bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;

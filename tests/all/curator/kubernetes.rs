@@ -288,7 +288,7 @@ async fn no_two_workers_have_one_part_however_they_come_and_go() -> TestResult {
         anyhow::Ok(parts)
     };
     let before = parts(&nodes).await?;
-    assert_eq!(before.len(), 4, "{before:?}");
+    assert_eq!(before.len(), 4, "two nodes have one part: {before:?}");
     let gone = nodes.remove(0);
     let its = told(&mut gone.watch().await?, |_| true).await?.pod_range;
     let delete =
@@ -341,7 +341,12 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
         let owner = cluster.as_owner().await?;
         let mut kubernetes = KubernetesClient::new(owner.clone());
         let still = kubernetes.rotate(rotate()).await?.into_inner().rotation.context("none")?;
-        assert_eq!((still.stage(), still.waits_for), (Stage::Trusted, vec![node.id()]));
+        let as_begun = (Stage::Trusted, vec![node.id()], begun.since_ms);
+        assert_eq!(
+            (still.stage(), still.waits_for.clone(), still.since_ms),
+            as_begun,
+            "{which:?}: it did not wait"
+        );
         node.say(both.generation).await?;
         let signs = told(&mut watching, |setup| setup.generation > both.generation).await?;
         let now = trusted(&signs, which);

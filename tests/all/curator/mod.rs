@@ -1,7 +1,7 @@
 //! Curators beside real etcd servers, called over TLS as nodes and owners call them.
 
 mod access;
-mod cluster;
+pub(crate) mod cluster;
 mod consensus;
 mod heartbeats;
 mod kubernetes;

@@ -168,6 +168,7 @@ async fn only_member_whose_roles_are_damaged_comes_back_all_the_same() -> TestRe
     node.start()?;
     node.until_it_is_one().await?;
     owner.claim(&node).await?;
+    owner.put_kubernetes().await?;
     owner.roles(&node, &["kubernetes-worker"], &[]).await?;
     node.cut_power().await?;
     std::fs::write(node.disk().join("roles.json"), "{\"consensus_member\": nu")?;

@@ -15,6 +15,7 @@ use shepherd::curator::pki::Anchor;
 use shepherd::curator::tls::{certified, client_config};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
+use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::tickets_client::TicketsClient;
 use shepherd::roleserver::child::cgroup::Mounts;
@@ -376,6 +377,15 @@ impl Owner {
         };
         let answer = patiently(async || management.update_roles(request.clone()).await).await?;
         answer.node.context("no node")
+    }
+
+    /// Says what Kubernetes of the cluster is to be: without, nobody is given a role of it.
+    pub(crate) async fn put_kubernetes(&self) -> Result<()> {
+        let mut kubernetes = KubernetesClient::new(self.curators()?.channel());
+        let settings = Some(crate::curator::cluster::kubernetes_settings());
+        let request = wire::PutKubernetesRequest { settings, expected_revision: None };
+        patiently(async || kubernetes.put(request.clone()).await).await?;
+        Ok(())
     }
 
     /// All nodes and what the leader thinks of each.

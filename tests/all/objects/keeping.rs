@@ -184,7 +184,7 @@ async fn one_kind_that_fails_hides_no_other() -> TestResult {
     assert!(other.get(&bindings(), &named("shepherd:owners")).await?.is_ok(), "the rest is made");
     other
         .edit(&cluster_roles(), &named(STORAGE_PROVISIONER), |role| {
-            role["metadata"]["finalizers"] = json!([])
+            role["metadata"]["finalizers"] = json!([]);
         })
         .await?;
     assert_eq!(kept.pass().await?, [1, 0, 0, 0]);

@@ -116,7 +116,7 @@ async fn preconditions(server: &Server) -> Result<()> {
         "another state"
     );
     let mut another = Precondition::of(&second);
-    another.uid = "00000000-0000-0000-0000-000000000000".to_owned();
+    "00000000-0000-0000-0000-000000000000".clone_into(&mut another.uid);
     assert_eq!(refused(api.delete(&roles, &key, &another).await), Refusal::Raced, "another object");
     api.delete(&roles, &key, &Precondition::of(&second)).await?;
     assert_eq!(api.get(&roles, &key).await?, None);

@@ -24,7 +24,7 @@ fn upgrade() -> Upgrade {
         bundles: Some((bundle(OLD), bundle(NEW))),
         back: false,
         parallelism: 1,
-        deadline: Duration::from_secs(60),
+        deadline: Duration::from_mins(1),
         paused: None,
         release: None,
         elsewhere: None,

@@ -99,7 +99,7 @@ pub fn controller(files: Files, facts: Facts, port: u16, inputs: Inputs, output:
                     }
                 };
                 let end = CancellationToken::new();
-                let running = tend(&files, &facts, port, &inputs, &output, end.clone());
+                let running = Box::pin(tend(&files, &facts, port, &inputs, &output, end.clone()));
                 run_until(over, end, running, scope).await?;
                 output.set(Gate::default());
                 tracing::info!("the reconciler of Kubernetes ended, and begins anew when its etcd runs");

@@ -211,7 +211,8 @@ pub(super) mod tests {
 
     #[test]
     fn what_components_could_not_be_started_with_is_refused_with_a_reason() {
-        let changes: [(fn(&mut wire::KubernetesSetup), &str); 6] = [
+        type Change = fn(&mut wire::KubernetesSetup);
+        let changes: [(Change, &str); 6] = [
             (|said| said.settings = None, "no settings"),
             (|said| said.bundle = "ab".to_owned(), "is no digest"),
             (|said| said.generation = 0, "no generation"),

@@ -23,7 +23,7 @@ use crate::roleserver::cluster::kubernetes::startup::{Part, Startup};
 use crate::roleserver::cluster::services::wanted::{Check, Id, Rendered, Wanted};
 
 /// How long a component has to end: an API server answers what it was asked before.
-const STOP_TIME: Duration = Duration::from_secs(60);
+const STOP_TIME: Duration = Duration::from_mins(1);
 
 /// What a component is started with.
 type Render = fn(&Around<'_>) -> Result<Rendered, String>;
@@ -79,8 +79,7 @@ pub fn wanted(known: &Known<'_>, mut number: impl FnMut(&Around<'_>) -> u64) -> 
     ];
     for (name, render, look, needs, is_gated) in components {
         let rendered = match (part, &around) {
-            (Part::Held(why), _) => Err(why.clone()),
-            (_, Err(why)) => Err(why.clone()),
+            (Part::Held(why), _) | (_, Err(why)) => Err(why.clone()),
             (_, Ok(_)) if is_gated && !known.gate.open => Err(known.gate.sentence()),
             (_, Ok(around)) => render(around),
         };

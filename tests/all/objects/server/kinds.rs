@@ -97,7 +97,8 @@ pub(super) fn wrong(kind: &Kind, before: Option<&Value>, object: &Value) -> Vec<
     if kind.kind == "RuntimeClass" && !object["handler"].as_str().is_some_and(is_label) {
         wrong.push(("/handler", "Invalid value: a lowercase RFC 1123 label must consist of …".to_owned()));
     }
-    if kind.kind == "ClusterRole" && object["aggregationRule"].as_object().is_some_and(|rule| rule.is_empty())
+    if kind.kind == "ClusterRole"
+        && object["aggregationRule"].as_object().is_some_and(serde_json::Map::is_empty)
     {
         wrong.push((
             "/aggregationRule",

@@ -170,13 +170,11 @@ impl Store {
         let mut object = fields::apply(before.as_ref(), said, manager, force).map_err(conflicts)?;
         kinds::default(kind, &mut object);
         valid(kind, before.as_ref(), &object)?;
-        match before {
-            Some(before) => Ok(self.changed(kind, key, before, object)),
-            None => {
-                let object = self.new_object(kind, key, object);
-                Ok(self.keep(kind, key, None, Some(object)))
-            }
+        if let Some(before) = before {
+            return Ok(self.changed(kind, key, before, object));
         }
+        let object = self.new_object(kind, key, object);
+        Ok(self.keep(kind, key, None, Some(object)))
     }
 
     pub(super) fn delete(&mut self, kind: &Kind, key: &Key, options: &Value) -> Result<Value, Refused> {

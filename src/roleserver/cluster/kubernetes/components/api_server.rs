@@ -146,7 +146,7 @@ mod tests {
             assert!(
                 rendered(around).unwrap().run
                     == crate::model::declaration::Run::Path("/bundle/bin/kube-apiserver".to_owned())
-            )
+            );
         });
     }
 }
