@@ -204,7 +204,7 @@ is, and for which nodes it waits, shows: shepherdctl cluster describe.";
 pub const CLUSTER_KUBECONFIG: &str = "\
 Examples:
   shepherdctl cluster kubeconfig ams --output_file ams.yaml --reason 'a look'
-  shepherdctl cluster kubeconfig ams --access viewer --lifetime 1h --reason 'for the dashboard' >view.yaml
+  shepherdctl cluster kubeconfig ams --access viewer --output_file view.yaml --reason 'a board'
 
 The key is made here and goes nowhere else. Kubernetes knows no certificate that was revoked: whoever has the
 file may use it until it ends, or until the authority of clients is replaced.";

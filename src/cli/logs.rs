@@ -2,7 +2,7 @@
 //!
 //! A machine is asked with the answer to its next heartbeat and brings the log itself, so the answer takes a while; whoever
 //! waits is told for what. The request is an order like any other: it is in the audit, and its answer may be lost and asked
-//! for again. What has come is taken from whichever server of the context answers ([`Reader`]).
+//! for again. What has come is taken from whichever server of the context answers (`Reader`).
 
 use std::time::Duration;
 

@@ -12,7 +12,7 @@
 //! * [`ring`][]: the same in memory, for machines that have no disk: simulated ones.
 //! * [`there`][]: which logs there are, and where.
 //! * [`tail`][]: the last lines of one, and what is added.
-//! * [`bring`][]: from there to a shepherd.
+//! * [`mod@bring`][]: from there to a shepherd.
 //!
 //! # Bounds
 //!

@@ -2,6 +2,7 @@
 
 mod crashes;
 mod forming;
+mod kubernetes;
 mod node;
 mod renewal;
 mod restoring;

@@ -4,7 +4,7 @@ mod add_ons;
 mod keeping;
 mod kit;
 mod leading;
-mod real;
+pub(crate) mod real;
 mod semantics;
 mod server;
 mod steady;

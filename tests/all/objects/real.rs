@@ -22,7 +22,8 @@ use crate::harness::etcd_servers::{Cluster, PATIENCE};
 use crate::harness::{port, source};
 
 /// What a test says that needs one and has none. `tools/test` counts these lines.
-const SKIPPED: &str = "skipped, for want of a kube-apiserver: make kube-apiserver, or set KUBEBUILDER_ASSETS";
+pub(crate) const SKIPPED: &str =
+    "skipped, for want of a kube-apiserver: make kube-apiserver, or set KUBEBUILDER_ASSETS";
 const NAME: &str = "kube-apiserver";
 
 pub(crate) struct Real {

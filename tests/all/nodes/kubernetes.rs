@@ -1,0 +1,271 @@
+//! Controllers of Kubernetes: real role servers and a real curator, with stand-ins for the programs of a bundle, and once
+//! with real ones.
+//!
+//! A stand-in serves what it is looked at by, on the port that it is told, and writes down with what it was started.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use ring::digest;
+use serde_json::json;
+use shepherd::etcd::client::Client;
+use shepherd::etcd::key_space::RECONCILER_STATUS;
+use shepherd::etcd::namespace::Namespace;
+use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
+use shepherd::proto::curator::v1::service_status::Kind;
+use shepherd::reconciler::program::Program;
+use shepherd::reconciler::status::Status;
+use shepherd::roleserver::cluster::etcd;
+use shepherd::roleserver::running::Instance;
+
+use super::node::{Node, Owner, patiently};
+use super::services::{founded, instance};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_servers::until;
+
+const API_SERVER: &str = "kubernetes-controller_kube-apiserver";
+const CONTROLLER_MANAGER: &str = "kubernetes-controller_kube-controller-manager";
+const SCHEDULER: &str = "kubernetes-controller_kube-scheduler";
+const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+
+/// Serves by TLS, with the pair of its arguments or of its kubeconfig.
+const STAND_IN: &str = r#"#!/usr/bin/python3
+import http.server, json, os, ssl, sys, time
+flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+with open("started.log", "a") as log:
+    log.write(json.dumps({"at": time.time(), "pid": os.getpid(), "flags": flags}) + "\n")
+if "tls-cert-file" in flags:
+    pair = flags["tls-cert-file"], flags["tls-private-key-file"]
+else:
+    user = json.load(open(flags["kubeconfig"]))["users"][0]["user"]
+    pair = user["client-certificate"], user["client-key"]
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path in ("/readyz", "/healthz") else 404)
+        self.end_headers()
+    def log_message(self, *words):
+        pass
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(*pair)
+server = http.server.ThreadingHTTPServer((flags["bind-address"], int(flags["secure-port"])), Answer)
+server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
+"#;
+
+/// A bundle of these programs, all of one version; its digest, and its archive.
+fn bundle(version: &str, programs: &[(&str, Vec<u8>)]) -> Result<(String, Vec<u8>)> {
+    let sha256 = |bytes: &[u8]| hex::encode(digest::digest(&digest::SHA256, bytes));
+    let files: Vec<serde_json::Value> = programs
+        .iter()
+        .map(|(name, content)| {
+            json!({
+                "component": name, "path": format!("bin/{name}"), "version": version,
+                "sha256": sha256(content), "size": content.len(), "mode": "0755",
+            })
+        })
+        .collect();
+    let manifest = json!({
+        "format": 1, "name": format!("test-{version}"), "kubernetes": version, "needs_roleserver": "0.1.0",
+        "files": files,
+    });
+    let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::none()));
+    let manifest = ("manifest.json".to_owned(), serde_json::to_vec(&manifest)?);
+    let entries = programs.iter().map(|(name, content)| (format!("bin/{name}"), content.clone()));
+    for (path, content) in std::iter::once(manifest).chain(entries) {
+        let mut header = tar::Header::new_ustar();
+        header.set_path(&path)?;
+        header.set_entry_type(tar::EntryType::Regular);
+        header.set_mode(0o755);
+        header.set_size(content.len() as u64);
+        header.set_cksum();
+        tar.append(&header, content.as_slice())?;
+    }
+    let archive = tar.into_inner()?.finish()?;
+    Ok((sha256(&archive), archive))
+}
+
+/// A bundle of stand-ins; with `broken` API servers end at once.
+fn stand_ins(version: &str, broken: bool) -> Result<(String, Vec<u8>)> {
+    let text = format!("{STAND_IN}# {version}\n").into_bytes();
+    let ends = b"#!/bin/sh\necho it is broken >&2\nexit 1\n".to_vec();
+    let programs = PROGRAMS
+        .map(|name| (name, if broken && name == "kube-apiserver" { ends.clone() } else { text.clone() }));
+    bundle(version, &programs)
+}
+
+/// Puts a bundle where a node finds it.
+fn put_bundle(node: &Node, (digest, archive): &(String, Vec<u8>)) -> Result<()> {
+    let archives = node.files().bundles().join("archives");
+    std::fs::create_dir_all(&archives)?;
+    Ok(std::fs::write(archives.join(digest), archive)?)
+}
+
+/// Says what Kubernetes of the cluster is to be.
+async fn put(owner: &Owner, bundle: &str) -> Result<()> {
+    let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
+    let settings = wire::KubernetesSettings {
+        bundle: bundle.to_owned(),
+        service_range: "10.96.0.0/16".to_owned(),
+        pod_range: "10.128.0.0/12".to_owned(),
+        node_prefix: 24,
+        domain: "cluster.local".to_owned(),
+        ..Default::default()
+    };
+    let request = wire::PutKubernetesRequest { settings: Some(settings), expected_revision: None };
+    patiently(async || kubernetes.put(request.clone()).await).await.map(drop)
+}
+
+/// What the curator has heard of Kubernetes on a node.
+async fn told(owner: &Owner, node: &Node) -> Result<Option<wire::KubernetesStatus>> {
+    let id = node.id()?.to_string();
+    let listed = owner.nodes().await?.into_iter().filter_map(|listed| listed.node);
+    Ok(listed.filter(|node| node.node_id == id).find_map(|node| node.status?.kubernetes))
+}
+
+/// Waits until the curator has heard this.
+async fn until_told(
+    owner: &Owner,
+    node: &Node,
+    what: &str,
+    holds: impl Fn(&wire::KubernetesStatus) -> bool,
+) -> Result<wire::KubernetesStatus> {
+    let mut last = None;
+    let waited = until(what, async || {
+        last = told(owner, node).await?;
+        Ok(last.as_ref().is_some_and(&holds))
+    });
+    let waited = waited.await;
+    waited.with_context(|| {
+        let log = |child| std::fs::read_to_string(node.places().log(child)).unwrap_or_default();
+        let tail =
+            |text: String| text.lines().rev().take(15).map(str::to_owned).collect::<Vec<_>>().join("\n");
+        format!("{last:?}\n{}\n{}\n{}", node.report(), tail(log(API_SERVER)), tail(log(CONTROLLER_MANAGER)))
+    })?;
+    last.context("nothing was told")
+}
+
+fn kinds(status: &wire::KubernetesStatus) -> BTreeMap<&str, Kind> {
+    status.components.iter().map(|component| (component.name.as_str(), component.kind())).collect()
+}
+
+fn all_well(status: &wire::KubernetesStatus) -> bool {
+    status.components.len() == 3 && kinds(status).values().all(|kind| *kind == Kind::Healthy)
+}
+
+/// Opens the gate, as a reconciler does that has made all objects.
+async fn open_gate(node: &Node) -> Result<()> {
+    let client = Client::new(vec![etcd::endpoint(&node.files())], Namespace::new("curator")?);
+    let status = Status::done_by(&Program::own());
+    client.put_unguarded(RECONCILER_STATUS, &status.encode()).await?;
+    Ok(())
+}
+
+/// Every start of a component, in order: when, and with which flags.
+fn starts(node: &Node, child: &str) -> Result<Vec<serde_json::Value>> {
+    let path = node.files().kubernetes().join(child).join("started.log");
+    std::fs::read_to_string(path)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+fn instances(node: &Node) -> Result<Vec<Instance>> {
+    [API_SERVER, CONTROLLER_MANAGER, SCHEDULER].into_iter().map(|child| instance(node, child)).collect()
+}
+
+/// A cluster of one node that is a controller of stand-ins, all well.
+async fn controlled() -> Result<(Owner, Node, String)> {
+    let (owner, node) = founded().await?;
+    let bundle = stand_ins("1.20.2", false)?;
+    put_bundle(&node, &bundle)?;
+    put(&owner, &bundle.0).await?;
+    owner.until_said(&node).await?;
+    owner.roles(&node, &["kubernetes-controller"], &[]).await?;
+    Ok((owner, node, bundle.0))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with_their_role() -> TestResult {
+    let (owner, mut node, bundle) = controlled().await?;
+    let before = until_told(&owner, &node, "the API server is ready", |status| {
+        kinds(status).get("kube-apiserver") == Some(&Kind::Healthy) && status.waits.contains("never made")
+    })
+    .await?;
+    assert_eq!(kinds(&before)["kube-scheduler"], Kind::Waiting, "{before:?}");
+    assert!(node.child(CONTROLLER_MANAGER).is_none(), "it waits behind the gate");
+    assert_eq!(before.generation, 0, "not all act on it yet");
+
+    open_gate(&node).await?;
+    let well = until_told(&owner, &node, "all are well", all_well).await?;
+    assert_eq!((well.bundle.as_str(), well.version.as_str(), well.waits.as_str()), (&*bundle, "1.20.2", ""));
+    assert!(well.generation > 0);
+    let at = |child| starts(&node, child)?[0]["at"].as_f64().context("no time");
+    assert!(at(API_SERVER)? < at(CONTROLLER_MANAGER)? && at(CONTROLLER_MANAGER)? < at(SCHEDULER)?);
+    let flags = &starts(&node, API_SERVER)?[0]["flags"];
+    assert_eq!(flags["bind-address"], node.address.to_string());
+    let key = flags["tls-private-key-file"].as_str().context("no key")?;
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(key)?.permissions());
+    assert_eq!(mode & 0o777, 0o600);
+
+    // Killed, and replaced: the components notice nothing.
+    let running = instances(&node)?;
+    node.stop().await?;
+    node.start_apart()?;
+    owner.until_well(1, 1).await?;
+    node.kill_role_server()?;
+    assert!(running.iter().all(Instance::is_alive));
+    node.start_apart()?;
+    owner.until_well(1, 1).await?;
+    until_told(&owner, &node, "all are well again", all_well).await?;
+    assert_eq!(instances(&node)?, running, "only its role server was started again");
+
+    owner.roles(&node, &[], &["kubernetes-controller"]).await?;
+    let directory = node.files().kubernetes();
+    until("all of it is gone", async || {
+        let left = node.children().into_iter().any(|child| child.starts_with("kubernetes-"));
+        Ok(!left && !directory.join("controller").exists() && told(&owner, &node).await?.is_none())
+    })
+    .await
+    .with_context(|| node.report())?;
+    assert!(running.iter().all(|instance| !instance.is_alive()));
+    assert!(!directory.join(API_SERVER).exists());
+    Ok(())
+}
+
+/// Where real programs are: those of the convention, or those that `make kube-programs` builds.
+fn real() -> Option<PathBuf> {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/kubernetes/bin");
+    let given = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
+    given
+        .into_iter()
+        .chain([built])
+        .find(|directory| PROGRAMS.iter().all(|name| directory.join(name).is_file()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn real_controllers_make_their_objects_and_begin() -> TestResult {
+    let Some(directory) = real() else {
+        assert!(std::env::var_os("REQUIRE_KUBERNETES").is_none(), "there are no programs of Kubernetes");
+        crate::harness::aloud::aloud(crate::objects::real::SKIPPED);
+        return Ok(());
+    };
+    let version = std::process::Command::new(directory.join("kube-apiserver")).arg("--version").output()?;
+    let version = String::from_utf8(version.stdout)?;
+    let version =
+        version.trim().trim_start_matches("Kubernetes v").split(['-', '+']).next().unwrap_or_default();
+    let mut programs = Vec::new();
+    for name in PROGRAMS {
+        programs.push((name, std::fs::read(directory.join(name))?));
+    }
+    let bundle = bundle(version, &programs)?;
+    let (owner, node) = founded().await?;
+    put_bundle(&node, &bundle)?;
+    put(&owner, &bundle.0).await?;
+    owner.until_said(&node).await?;
+    owner.roles(&node, &["kubernetes-controller"], &[]).await?;
+    let well = until_told(&owner, &node, "all are well", all_well).await?;
+    assert!(well.reconciles && well.clashes.is_empty(), "{well:?}");
+    assert_eq!((well.bundle, well.version.as_str()), (bundle.0, version));
+    Ok(())
+}
