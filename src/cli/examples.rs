@@ -212,9 +212,8 @@ file may use it until it ends, or until the authority of clients is replaced.";
 /// `cluster upgrade`.
 pub const CLUSTER_UPGRADE: &str = "\
 Examples:
-  shepherdctl cluster upgrade ams --kubernetes 'kubernetes 1.31.0' --reason 'the next minor' --dry_run
-  shepherdctl cluster upgrade ams --kubernetes 'kubernetes 1.31.0' --roleserver 'roleserver 1.5' --parallelism 3 \\
-      --reason 'the next minor'
+  shepherdctl cluster upgrade ams --kubernetes 'kubernetes 1.31.0' --reason 'next minor' --dry_run
+  shepherdctl cluster upgrade ams --roleserver 'roleserver 1.5' --parallelism 3 --reason 'a fix'
   shepherdctl cluster upgrade ams --rollback --reason 'pods do not start'
 
 The first node that is not well with the bundle in time lets the upgrade stand still: --resume asks it again,
