@@ -233,6 +233,61 @@ async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_keys_start_all_components_again_before_the_node_says_that_it_acts_on_them() -> TestResult {
+    let (owner, node, _) = controlled().await?;
+    until_told(&owner, &node, "the gate", |status| status.waits.contains("never made")).await?;
+    open_gate(&node).await?;
+    let well = until_told(&owner, &node, "all are well", all_well).await?;
+    let of_first = instances(&node)?;
+
+    let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
+    let rotate = wire::RotateKubernetesRequest { which: wire::KubernetesKeys::Servers.into() };
+    patiently(async || kubernetes.rotate(rotate.clone()).await).await?;
+    until_told(&owner, &node, "all act on other keys", |status| {
+        all_well(status) && status.generation > well.generation
+    })
+    .await?;
+    assert!(instances(&node)?.iter().zip(&of_first).all(|(now, before)| now != before));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bundle_that_does_not_run_is_taken_back_and_another_one_is_run() -> TestResult {
+    let (owner, node, first) = controlled().await?;
+    until_told(&owner, &node, "the gate", |status| status.waits.contains("never made")).await?;
+    open_gate(&node).await?;
+    let well = until_told(&owner, &node, "all are well", all_well).await?;
+
+    let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
+    let broken = stand_ins("1.20.3", true)?;
+    put_bundle(&node, &broken)?;
+    let id = node.id()?.to_string();
+    let assign = |digest: &str| wire::AssignBundleRequest {
+        node_id: id.clone(),
+        bundle: digest.to_owned(),
+        url: String::new(),
+    };
+    patiently(async || kubernetes.assign_bundle(assign(&broken.0)).await).await?;
+    let said = until_told(&owner, &node, "it is said that it does not do", |status| {
+        status.waits.contains("does not become ready")
+    })
+    .await?;
+    assert!(said.waits.contains(&broken.0[..12]) && said.generation == 0, "{said:?}");
+    patiently(async || kubernetes.assign_bundle(assign(&first)).await).await?;
+    let back =
+        until_told(&owner, &node, "the one before runs", |status| all_well(status) && status.bundle == first)
+            .await?;
+    assert_eq!(back.generation, well.generation);
+
+    let next = stand_ins("1.20.4", false)?;
+    put_bundle(&node, &next)?;
+    patiently(async || kubernetes.assign_bundle(assign(&next.0)).await).await?;
+    until_told(&owner, &node, "the next runs", |status| all_well(status) && status.bundle == next.0).await?;
+    assert!(node.files().bundles().join(&first).is_dir(), "it is kept for going back");
+    Ok(())
+}
+
 /// Where real programs are: those of the convention, or those that `make kube-programs` builds.
 fn real() -> Option<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/kubernetes/bin");
