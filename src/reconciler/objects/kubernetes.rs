@@ -21,6 +21,8 @@ use kube::core::{Request, Status, WatchEvent};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use serde_json::Value;
+use tonic::codegen::http::HeaderValue;
+use tonic::codegen::http::header::USER_AGENT;
 
 use crate::reconciler::objects::kind::{KEPT, Key, Kind, MANAGER, in_address};
 use crate::reconciler::objects::plan::Precondition;
@@ -31,6 +33,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const WATCH_LASTS: u32 = 290;
 /// After which a server that should have ended a watch is taken for gone.
 const WATCH_ENDED: Duration = Duration::from_secs(WATCH_LASTS as u64 + 20);
+/// As what we are known in audit logs: which release has written what is to be seen there.
+pub const WE_ARE: &str = concat!("shepherd-reconciler/", env!("CARGO_PKG_VERSION"));
 
 /// Where the API server is, and who we are there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,6 +163,7 @@ impl Kubernetes {
         let mut config = kube::Config::new(address);
         // What is asked again is decided by whoever asks.
         config.default_retry = false;
+        config.headers.push((USER_AGENT, HeaderValue::from_static(WE_ARE)));
         if let [authority, certificate, key] = contents.as_slice() {
             let authorities: Result<Vec<_>, _> =
                 CertificateDer::pem_slice_iter(authority).map(|der| der.map(|der| der.to_vec())).collect();

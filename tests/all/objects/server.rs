@@ -8,14 +8,14 @@ mod fields;
 mod kinds;
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 use shepherd::reconciler::objects::kind::{Key, Kind};
@@ -35,6 +35,8 @@ pub(crate) struct Simulated {
 struct Shared {
     store: Mutex<Store>,
     asked: Mutex<Vec<String>>,
+    /// As what those who ask are known.
+    agents: Mutex<BTreeSet<String>>,
     pulse: watch::Sender<Pulse>,
 }
 
@@ -61,6 +63,7 @@ impl Simulated {
         let shared = Arc::new(Shared {
             store: Mutex::new(Store::begin()),
             asked: Mutex::default(),
+            agents: Mutex::default(),
             pulse: watch::Sender::default(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -79,6 +82,11 @@ impl Simulated {
     /// What was asked since the last call: `GET /api/v1/configmaps`, `WATCH …`.
     pub(crate) fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.asked())
+    }
+
+    /// As what everybody is known who has asked.
+    pub(crate) fn agents(&self) -> BTreeSet<String> {
+        self.shared.agents.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many watches are being served.
@@ -112,9 +120,12 @@ async fn answer(
     State(shared): State<Arc<Shared>>,
     method: Method,
     uri: Uri,
+    headers: HeaderMap,
     Query(query): Query<BTreeMap<String, String>>,
     body: Bytes,
 ) -> Response {
+    let agent = headers.get("user-agent").and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+    shared.agents.lock().unwrap_or_else(PoisonError::into_inner).insert(agent.to_owned());
     let watches = query.contains_key("watch");
     shared.asked().push(format!("{} {}", if watches { "WATCH" } else { method.as_str() }, uri.path()));
     let answered = match uri.path() {
