@@ -56,13 +56,13 @@ struct Flags {
     /// The memory of a whole shepherd, and nothing else.
     #[arg(long)]
     memory: bool,
-    /// One part, and nothing else; it takes the place of no page.
+    /// One part, and nothing else; only watchers have a page of their own, and no other part takes the place of one.
     #[arg(long, value_enum, conflicts_with_all = ["memory", "compare"])]
     part: Option<Part>,
     /// Two queues of Node.js (graphile-worker, pg-boss) beside the engine, and nothing else; installs them below target/.
     #[arg(long, conflicts_with = "memory")]
     compare: bool,
-    /// Where BENCHMARKS.md and docs/benchmarks/ are written. [default: here; with --quick, --memory or --part nowhere]
+    /// Where BENCHMARKS.md and docs/benchmarks/ are written. [default: here; with --quick, --memory or most parts nowhere]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Be the agents that are measured, as this file says.
@@ -204,7 +204,17 @@ const NUMBERS: Page = Page {
                    without a schedule. Each number is a median with the least and the most that was measured; \
                    where a target is not reached it says so.\n\n\
                    Written by `make bench`; `benches/engine/` says how each number is made. `make bench ARGS=--full` takes longer, \
-                   `make bench-compare` measures two other queues on the same server.",
+                   `make bench-compare` measures two other queues on the same server, and `make bench ARGS='--part watchers'` what \
+                   nodes of a cluster cost [that watch their curator](docs/benchmarks/watchers.md).",
+};
+
+const WATCHERS: Page = Page {
+    path: "docs/benchmarks/watchers.md",
+    title: "Nodes that watch their curator",
+    introduction: "Every node of a cluster watches what becomes of it, through the curator that leads, and sends heartbeats. \
+                   This page says what one change of a node costs that curator and the etcd beside it, and whoever is told, \
+                   with ten, a hundred and a thousand light clients: processes are real, only the nodes are not. \
+                   Written by `make bench ARGS='--part watchers'`; `benches/engine/watchers.rs` says how.",
 };
 
 const COMPARED: Page = Page {
@@ -235,12 +245,18 @@ async fn run(flags: &Flags) -> Result<()> {
     server.stop().await?;
     measured?;
     report.say("took", format!("{} minutes", began.elapsed().as_secs().div_ceil(60)));
-    let page = if flags.compare { COMPARED } else { NUMBERS };
+    let page = match flags {
+        Flags { compare: true, .. } => COMPARED,
+        Flags { part: Some(Part::Watchers), .. } => WATCHERS,
+        _ => NUMBERS,
+    };
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     match (&flags.output, flags.quick) {
         (Some(directory), _) => report.write(directory, &page)?,
         // A part would take the place of the whole.
-        (None, false) if !flags.memory && flags.part.is_none() => report.write(root, &page)?,
+        (None, false) if !flags.memory && matches!(flags.part, None | Some(Part::Watchers)) => {
+            report.write(root, &page)?;
+        }
         (None, _) => {}
     }
     Ok(())
@@ -292,6 +308,5 @@ async fn measure(plan: &Plan, server: &Server, report: &mut Report) -> Result<()
         fleet.close().await?;
     }
     held::measure(plan, server, report).await?;
-    watchers::measure(plan, report).await?;
     memory::measure(plan, server, &steady, report).await
 }
