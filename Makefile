@@ -1,7 +1,7 @@
 # The front door. Each target is a few lines; what needs thought is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-kube-bundle e2e-hardware-report
+.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-hardware-report
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -21,7 +21,7 @@ lint: ## format, lints, features alone, recorded statements, dependencies, licen
 fmt: ## format the code
 	cargo fmt
 
-bench: ## measure the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory' or '--part held')
+bench: ## measure the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory', '--part held' or '--part watchers')
 	@tools/bench $(ARGS)
 
 bench-compare: ## measure graphile-worker and pg-boss beside it, which npm installs (ARGS='--quick')
@@ -65,6 +65,9 @@ e2e-cluster: ## a cluster of machines in namespaces, with release programs and a
 e2e-hardware-report: roleserver ## machines whose hardware is known, Debian with systemd, and an empty root (QEMU)
 	tests/e2e_hardware_report/run
 	tests/e2e_hardware_report/takeover
+
+e2e-kubernetes: ## a cluster of four machines in namespaces with real API servers, broken, rotated, upgraded and taken back (builds Kubernetes first)
+	tests/e2e_kubernetes/run
 
 e2e-kube-bundle: ## everything in a bundle of Kubernetes runs, to the point where a pod answers (builds Kubernetes first)
 	tests/e2e_kube_bundle/run

@@ -1,0 +1,78 @@
+# shellcheck shell=bash
+# Machines of an end-to-end test that become nodes of a cluster, and the shepherd that makes it of them.
+#
+# Sourced beside machines.sh and verdict.sh by scripts that say $programs, the directory of shepherd and shepherdctl, $agent,
+# the role server's program, and $installed, where that goes on the machines' disks.
+
+# A machine with a disk that outlives it and control groups of its own, which starts its role server when it boots.
+start_machine() {
+    local directory=$scratch/m$1 controller
+    new_machine "$1" 22
+    install -d -m 755 "$directory/disk"
+    # A group of its own in each hierarchy that there is, as a machine has them to itself.
+    for controller in memory cpu pids unified; do
+        if [[ -e /sys/fs/cgroup/$controller/cgroup.procs ]]; then
+            echo "/sys/fs/cgroup/$controller/$(basename "$scratch")/m$1"
+        fi
+    done >"$directory/groups"
+    if [[ ! -s $directory/groups ]]; then
+        echo "/sys/fs/cgroup/$(basename "$scratch")/m$1" >"$directory/groups"
+    fi
+    # What an init system does at boot with what the takeover left.
+    cat >"$directory/boot" <<-END
+		#!/bin/sh
+		[ ! -x ${installed:?} ] || exec setsid $installed supervise --state_dir /var/lib/roleserver >>/var/lib/boot.log 2>&1
+	END
+    chmod 755 "$directory/boot"
+    boot_machine "$1"
+}
+
+# device_list NUMBER…: what the provider knows of these machines.
+device_list() {
+    local number separator=''
+    echo '['
+    for number in "$@"; do
+        printf '%s  {"ID": "m%s", "Addr": "192.0.2.1%s", "Location": "rack %s"}' "$separator" "$number" "$number" "$((number % 3))"
+        separator=$',\n'
+    done
+    printf '\n]\n'
+}
+
+start_shepherd() {
+    RUST_LOG=info SHEPHERD_LOG_FORMAT=text "${programs:?}/shepherd" \
+        --provider static --provider_name rack --static_device_list_url "file://$scratch/devices.json" \
+        --agent_executable_path "${agent:?}" --agent_target_path "$installed" \
+        --agent_endpoint 192.0.2.2:8443 --agent_listen_address 192.0.2.2:8443 \
+        --ssh_user root --ssh_key_path "$scratch/ssh_key" --secrets_key_path "$scratch/secrets.key" \
+        --initializer_loop_parallelism 6 --recoverer_loop_parallelism 6 --provisioner_max_machines 0 \
+        --provisioner_reconciler_rate 1s,1 --provisioner_device_creation_rate 100ms,6 \
+        --heartbeat_interval 2s --recovery_first_heartbeat_timeout 60s --recovery_silence_timeout 60s \
+        --recovery_ladder restart-agent:20s:1 --recovery_brake_window 1s \
+        --agent_start_backoff_initial 1s --agent_start_backoff_maximum 5s --outward_limit 10s \
+        >>"$scratch/shepherd.log" 2>&1 &
+    # shellcheck disable=SC2034 # ended by whoever sources this
+    shepherd=$!
+}
+
+number_of() { echo "${1#m}"; }
+address_of() { echo "192.0.2.1$(number_of "$1")"; }
+
+# The one cluster of the test.
+cluster() { ctl cluster describe ams -o json | jq .cluster; }
+part() { cluster | jq -r --arg part "$1" '.machines[] | select(.part == $part) | .name'; }
+
+# Processes of a name on a machine, as `pid start`, where start tells one life of a pid from the next.
+processes() {
+    # shellcheck disable=SC2016 # the machine's shell expands these
+    in_machine "$(number_of "$1")" bash -c 'for pid in $(pgrep -x "$1"); do echo "$pid $(cut -d" " -f22 "/proc/$pid/stat")"; done' - "$2"
+}
+# One that became another release goes by that one's file.
+role_server() { in_machine "$(number_of "$1")" pgrep -f '^[^ ]*roleserver[^ /]* run'; }
+
+is_true() { is "$(query "$1")" t; }
+
+# The update that was ordered last.
+last_update() { ctl update get -o json | jq '[.updates[]] | max_by(.created_at)'; }
+stage_of_update() { last_update | jq -r '.ended // (if .paused then "paused" else "rolling" end)'; }
+update_is() { is "$(stage_of_update)" "$1"; }
+differ() { [[ $1 != "$2" ]] || { echo "both are $1"; return 1; }; }
