@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ring::digest;
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
 
 use crate::roleserver::clock::{BootClock as _, HostClock};
@@ -104,6 +104,20 @@ impl Instance {
         ))
     }
 
+    /// Takes note of its end if it was a child of the calling process and has ended, so that nothing of it stays. Whoever
+    /// waits for it by a handle is told of its end all the same, and not how it ended.
+    pub fn reap(&self) -> std::io::Result<()> {
+        let Some(pid) = Some(self.pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else { return Ok(()) };
+        // A pid in other hands is no zombie of ours: it has another beginning.
+        if stat(Path::new("/proc"), self.pid) != Some((self.start_time, true)) {
+            return Ok(());
+        }
+        match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+            Ok(_) | Err(rustix::io::Errno::CHILD) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Sends a signal if the process still runs; tells whether it did.
     pub fn signal(&self, signal: Signal) -> std::io::Result<bool> {
         let sent = match self.open() {
@@ -153,19 +167,21 @@ pub fn program_digest(path: &Path) -> std::io::Result<String> {
 
 /// Field 22 of `/proc/PID/stat`; `None` for no process and for one that has ended.
 fn start_time(proc: &Path, pid: i32) -> Option<u64> {
+    stat(proc, pid).filter(|(_, has_ended)| !has_ended).map(|(start_time, _)| start_time)
+}
+
+/// The same, also of one that has ended and that its parent has not taken note of; and whether it has.
+fn stat(proc: &Path, pid: i32) -> Option<(u64, bool)> {
     parse_stat(&std::fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?)
 }
 
-fn parse_stat(text: &str) -> Option<u64> {
+fn parse_stat(text: &str) -> Option<(u64, bool)> {
     // The second field is the program's name in parentheses, which may hold both
     // spaces and parentheses; nothing after it does.
     let (_, after_name) = text.rsplit_once(')')?;
     let mut fields = after_name.split_ascii_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X" | "x") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
+    let has_ended = matches!(fields.next()?, "Z" | "X" | "x");
+    Some((fields.nth(18)?.parse().ok()?, has_ended))
 }
 
 #[cfg(test)]
@@ -175,9 +191,9 @@ mod tests {
     #[test]
     fn start_time_is_found_behind_any_name() {
         let tail = "S 1 2 3 0 -1 4194304 101 0 0 0 0 0 0 0 20 0 1 0 110076 3133440 383";
-        assert_eq!(parse_stat(&format!("9 (cat) {tail}")), Some(110_076));
-        assert_eq!(parse_stat(&format!("9 (a) Z 1 (b c) {tail}")), Some(110_076));
-        assert_eq!(parse_stat(&format!("9 (cat) {}", tail.replacen('S', "Z", 1))), None);
+        assert_eq!(parse_stat(&format!("9 (cat) {tail}")), Some((110_076, false)));
+        assert_eq!(parse_stat(&format!("9 (a) Z 1 (b c) {tail}")), Some((110_076, false)));
+        assert_eq!(parse_stat(&format!("9 (cat) {}", tail.replacen('S', "Z", 1))), Some((110_076, true)));
         assert_eq!(parse_stat("9 (cat) S 1"), None);
         assert_eq!(parse_stat(""), None);
     }
@@ -207,7 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn process_that_does_not_listen_is_killed() {
+    #[expect(clippy::zombie_processes, reason = "what is tested is who waits for it")]
+    fn process_that_does_not_listen_is_killed_and_nothing_of_it_stays() {
         let mut child = std::process::Command::new("sh")
             .args(["-c", "trap '' TERM; echo ready; while :; do sleep 1; done"])
             .stdout(std::process::Stdio::piped())
@@ -218,9 +235,17 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let start_time = start_time(Path::new("/proc"), pid).unwrap();
         let record = Instance { pid, start_time, ..Instance::this().unwrap() };
+        record.reap().unwrap();
+        assert!(record.is_alive(), "whoever runs is left alone");
         record.stop(Duration::from_millis(200)).unwrap();
         assert!(!record.is_alive());
-        child.wait().unwrap();
+        let earlier = Instance { start_time: start_time - 1, ..record.clone() };
+        earlier.reap().unwrap();
+        assert_eq!(stat(Path::new("/proc"), pid), Some((start_time, true)), "it was another one");
+        record.reap().unwrap();
+        assert_eq!(stat(Path::new("/proc"), pid), None, "nothing of it stays");
+        // Once more is no error, nor is a process that is no child.
+        record.reap().unwrap();
     }
 
     #[test]

@@ -203,7 +203,8 @@ pub fn recorded(path: &Path) -> Option<Record> {
         .ok()
 }
 
-/// Ends a recorded process as it wants to be ended, then everything in its group. Blocks.
+/// Ends a recorded process as it wants to be ended, then everything in its group. Nothing stays of it, also where it was a
+/// child of ours and nobody waits for it any more. Blocks.
 pub fn stop(record: Option<&Record>, group: &Group, patience: Duration) -> std::io::Result<()> {
     use rustix::process::Signal;
     if let Some(Record { instance, .. }) = record
@@ -222,6 +223,7 @@ pub fn stop(record: Option<&Record>, group: &Group, patience: Duration) -> std::
     // Where there are no groups.
     if let Some(Record { instance, .. }) = record {
         instance.stop(Duration::ZERO)?;
+        instance.reap()?;
     }
     Ok(())
 }

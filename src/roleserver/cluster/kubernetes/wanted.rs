@@ -22,8 +22,9 @@ use crate::roleserver::cluster::kubernetes::ports::Ports;
 use crate::roleserver::cluster::kubernetes::startup::{Part, Startup};
 use crate::roleserver::cluster::services::wanted::{Check, Id, Rendered, Wanted};
 
-/// How long a component has to end: an API server answers what it was asked before.
-const STOP_TIME: Duration = Duration::from_mins(1);
+/// How long a component has to end. An API server answers what it was asked before, which takes seconds; but it also waits
+/// for a minute for whoever watches, and takes nobody new meanwhile.
+const STOP_TIME: Duration = Duration::from_secs(15);
 
 /// What a component is started with.
 type Render = fn(&Around<'_>) -> Result<Rendered, String>;
