@@ -6,13 +6,13 @@
 //! controllers, so that the last API server is there for as long as anybody asks it.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::cluster::plan::Step;
 use crate::model::cluster::state::{Node, Seen};
 use crate::model::cluster::upgrade::Upgrade;
+use crate::model::kubernetes::ranges::Ranges;
 use crate::model::process::UnknownName;
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
@@ -23,11 +23,6 @@ pub const CONTROLLER: &str = "kubernetes-controller";
 pub const WORKER: &str = "kubernetes-worker";
 /// Most add-ons of one cluster.
 pub const MOST_ADD_ONS: usize = 64;
-/// Lengths that the prefix of all services may have: with fewer addresses than that of the longest there is no room for a
-/// handful of them, and API servers keep a table of more than those of the shortest.
-const SERVICE_PREFIXES: std::ops::RangeInclusive<u32> = 12..=24;
-/// The longest prefix of a node: fourteen pods.
-const LONGEST_NODE_PREFIX: u32 = 28;
 const LONGEST_NAME: usize = 63;
 
 /// What Kubernetes of a cluster is to be.
@@ -69,67 +64,11 @@ pub const NODE_PREFIX: u32 = 24;
 /// In which services have names.
 pub const DOMAIN: &str = "cluster.local";
 
-/// A range of addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
-    first: u32,
-    prefix: u32,
-}
-
-impl Range {
-    /// Reads `10.96.0.0/16`; the error is a sentence.
-    fn read(text: &str) -> Result<Self, String> {
-        let none = || format!("{text:?} is no range of IPv4 addresses; write it as 10.96.0.0/16");
-        let (first, prefix) = text.split_once('/').ok_or_else(none)?;
-        let first: u32 = first.parse::<Ipv4Addr>().map_err(|_| none())?.into();
-        let prefix =
-            prefix.parse::<u32>().ok().filter(|prefix| (1..=32).contains(prefix)).ok_or_else(none)?;
-        if first & !Self::mask(prefix) != 0 {
-            let begins = Ipv4Addr::from(first & Self::mask(prefix));
-            return Err(format!("{text:?} does not begin where such a range does; write {begins}/{prefix}"));
-        }
-        Ok(Self { first, prefix })
-    }
-
-    const fn mask(prefix: u32) -> u32 {
-        // Never of 0 bits.
-        u32::MAX << (32 - prefix)
-    }
-
-    const fn overlaps(self, other: Self) -> bool {
-        let shorter = if self.prefix < other.prefix { self.prefix } else { other.prefix };
-        self.first & Self::mask(shorter) == other.first & Self::mask(shorter)
-    }
-}
-
 impl Kubernetes {
     /// Checks it; the error is a sentence.
     pub fn check(&self) -> Result<(), String> {
-        let services =
-            Range::read(&self.service_range).map_err(|said| format!("the range of services: {said}"))?;
-        let pods = Range::read(&self.pod_range).map_err(|said| format!("the range of pods: {said}"))?;
-        if !SERVICE_PREFIXES.contains(&services.prefix) {
-            return Err(format!(
-                "the range of services {} has a prefix of {}; it is {} to {}",
-                self.service_range,
-                services.prefix,
-                SERVICE_PREFIXES.start(),
-                SERVICE_PREFIXES.end()
-            ));
-        }
-        if services.overlaps(pods) {
-            return Err(format!(
-                "the range of services {} and that of pods {} overlap; no address can be both",
-                self.service_range, self.pod_range
-            ));
-        }
-        if self.node_prefix <= pods.prefix || self.node_prefix > LONGEST_NODE_PREFIX {
-            return Err(format!(
-                "a prefix of {} for each node does not fit: it is longer than that of all pods ({}) and {LONGEST_NODE_PREFIX} \
-                 at the most",
-                self.node_prefix, self.pod_range
-            ));
-        }
+        Ranges::new(&self.service_range, &self.pod_range, self.node_prefix)
+            .map_err(|faults| faults.join("; "))?;
         if !self.domain.split('.').all(is_label) || self.domain.len() > 200 {
             return Err(format!("{:?} is no domain; write it as cluster.local", self.domain));
         }
@@ -514,26 +453,26 @@ pub(crate) mod tests {
             (with(|k| k.storage = storage("csi.example.org")), ""),
             (
                 with(|k| k.service_range = "10.96.0.0".into()),
-                "the range of services: \"10.96.0.0\" is no range",
+                "service_range: \"10.96.0.0\" is no range",
             ),
             (
-                with(|k| k.service_range = "10.96.0.0/0".into()),
-                "the range of services: \"10.96.0.0/0\" is no range",
+                with(|k| k.service_range = "10.96.0.0/33".into()),
+                "service_range: \"10.96.0.0/33\" is no range",
             ),
             (
                 with(|k| k.service_range = "10.96.0.0/8".into()),
-                "the range of services: \"10.96.0.0/8\" does not begin",
+                "service_range: \"10.96.0.0/8\" begins in the middle of a range",
             ),
             (
-                with(|k| k.service_range = "10.96.0.0/28".into()),
-                "the range of services 10.96.0.0/28 has a prefix of 28",
+                with(|k| k.service_range = "10.96.0.0/29".into()),
+                "service_range: 10.96.0.0/29 is no range for services",
             ),
             (
                 with(|k| k.pod_range = "10.96.128.0/18".into()),
-                "the range of services 10.96.0.0/16 and that of pods",
+                "service_range and pod_range: 10.96.0.0/16 and 10.96.128.0/18 have addresses in common",
             ),
-            (with(|k| k.node_prefix = 12), "a prefix of 12 for each node does not fit"),
-            (with(|k| k.node_prefix = 29), "a prefix of 29 for each node does not fit"),
+            (with(|k| k.node_prefix = 11), "node_prefix: it is 11"),
+            (with(|k| k.node_prefix = 29), "node_prefix: it is 29"),
             (with(|k| k.domain = "cluster..local".into()), "\"cluster..local\" is no domain"),
             (with(|k| k.add_ons = add_on("DNS")), "\"DNS\" names no add-on"),
             (with(|k| k.storage = storage("")), "\"\" names no driver of storage"),
