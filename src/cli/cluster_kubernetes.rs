@@ -242,6 +242,8 @@ pub(super) fn kubernetes(said: v1::ClusterKubernetesState) -> Result<KubernetesV
         since: said.since.and_then(moment),
         waits_for: said.waits_for,
         until: said.until.and_then(moment),
+        held_by: said.held_by,
+        told_at: said.told_at.and_then(moment),
     };
     Ok(KubernetesView {
         bundle: said.bundle,
@@ -374,6 +376,9 @@ fn replaced(rotation: &Rotation, now: Timestamp) -> String {
     }
     if !rotation.waits_for.is_empty() {
         let _ = write!(said, "; waits for {}", rotation.waits_for.join(", "));
+        if !rotation.held_by.is_empty() && rotation.held_by != rotation.waits_for {
+            let _ = write!(said, "; first for {}", rotation.held_by.join(", "));
+        }
     } else if let Some(until) = rotation.until {
         let _ = write!(
             said,

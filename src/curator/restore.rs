@@ -85,7 +85,8 @@ pub fn restored(
             if node != own.id && !snapshot.records.contains_key(&Node::etcd_key(&node)?) {
                 continue;
             }
-            value.clone()
+            // Nothing that is told from now on was told before.
+            Allotment { told: None, ..Allotment::decode(key, value)? }.encode()
         } else if NODES.range().contains(key) {
             without_consensus(Node::decode(key, value)?).encode()?
         } else {

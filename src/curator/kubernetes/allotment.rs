@@ -1,4 +1,5 @@
-//! What one node has of Kubernetes: its part of the pods' addresses, and its own bundle where it was given one.
+//! What one node has of Kubernetes: its part of the pods' addresses, its own bundle where it was given one, and which
+//! generation of keys it may be told ([`turns`](crate::curator::kubernetes::turns)).
 //!
 //! A worker gets the lowest part that no node has, with the write that gives it the role, and keeps it until it is deleted:
 //! pods of one that lost the role for a while may still be there. No two nodes ever have one part, because the write is
@@ -18,9 +19,10 @@ use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
 use crate::curator::roles::Order;
 use crate::etcd::key_space::{KUBERNETES_NODES, KeyError};
-use crate::etcd::record::{self, RecordError};
+use crate::etcd::record::{self, RecordError, moment};
 use crate::model::kubernetes::ranges::Range;
 use crate::model::role::Role;
+use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 
 /// What one node has.
@@ -30,6 +32,17 @@ pub struct Allotment {
     pub part: Option<Range>,
     /// Its own bundle.
     pub bundle: Option<Bundle>,
+    /// Which generation of authorities and keys it may be told; none where it has been told nothing.
+    pub told: Option<Told>,
+}
+
+/// What a node may be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Which generation.
+    pub generation: u64,
+    /// Since when.
+    pub at: Timestamp,
 }
 
 /// A bundle, and where it is fetched where no shepherd is reached; that may be empty.
@@ -66,6 +79,8 @@ impl Allotment {
             pod_range: self.part.map(|part| part.to_string()).unwrap_or_default(),
             bundle: bundle.digest,
             bundle_url: bundle.url,
+            told_generation: self.told.map_or(0, |told| told.generation),
+            told_at_ms: self.told.map_or(0, |told| told.at.timestamp_millis()),
         }
         .encode_to_vec()
     }
@@ -78,7 +93,14 @@ impl Allotment {
             text => Some(text.parse().map_err(|_| RecordError::new(key, "its range for pods is none"))?),
         };
         let bundle = Bundle { digest: record.bundle, url: record.bundle_url };
-        Ok(Self { part, bundle: (!bundle.digest.is_empty()).then_some(bundle) })
+        let told = match record.told_generation {
+            0 => None,
+            generation => {
+                let at = moment("told_at", record.told_at_ms).map_err(|why| RecordError::new(key, why))?;
+                Some(Told { generation, at })
+            }
+        };
+        Ok(Self { part, bundle: (!bundle.digest.is_empty()).then_some(bundle), told })
     }
 }
 
@@ -142,7 +164,7 @@ pub fn amiss(settings: Option<&Settings>, nodes: &Nodes, all: &Allotments) -> Op
 mod tests {
     use super::*;
     use crate::curator::kubernetes::settings::tests::settings;
-    use crate::curator::node::tests::up;
+    use crate::curator::node::tests::{at, up};
     use crate::curator::node_id::tests::node_id;
 
     fn range(text: &str) -> Range {
@@ -150,7 +172,7 @@ mod tests {
     }
 
     fn with(part: &str) -> Allotment {
-        Allotment { part: Some(range(part)), bundle: None }
+        Allotment { part: Some(range(part)), ..Allotment::default() }
     }
 
     fn give(names: &[&str]) -> Order {
@@ -174,8 +196,9 @@ mod tests {
         for kept in [
             Allotment::default(),
             with("10.128.1.0/24"),
-            Allotment { part: None, bundle: Some(bundle.clone()) },
+            Allotment { bundle: Some(bundle.clone()), ..Allotment::default() },
             Allotment { bundle: Some(bundle), ..with("10.128.1.0/24") },
+            Allotment { told: Some(Told { generation: 7, at: at(3) }), ..Allotment::default() },
         ] {
             assert_eq!(Allotment::decode(&key, &kept.encode()).unwrap(), kept);
         }
@@ -213,11 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn bundle_of_its_own_stays_with_a_node_that_becomes_a_worker() {
+    fn what_it_has_beside_stays_with_a_node_that_becomes_a_worker() {
         let bundle = Some(Bundle { digest: "ab".repeat(32), url: String::new() });
-        let all = Allotments::from([(node_id(1), Allotment { part: None, bundle: bundle.clone() })]);
+        let told = Some(Told { generation: 7, at: at(3) });
+        let own = Allotment { bundle: bundle.clone(), told, ..Allotment::default() };
+        let all = Allotments::from([(node_id(1), own)]);
         let given = given(&up(1), &give(&[W]), Some(&settings()), &all).unwrap().unwrap();
-        assert_eq!(given, Allotment { bundle, ..with("10.128.0.0/24") });
+        assert_eq!(given, Allotment { bundle, told, ..with("10.128.0.0/24") });
     }
 
     #[test]

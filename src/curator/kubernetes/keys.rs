@@ -7,12 +7,13 @@
 //! restored begins far above whatever it may have come to after the snapshot
 //! ([`restored`](Keys::restored)).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use prost::Message as _;
 
 use crate::curator::kubernetes::authority::{PublicPoint, Signer};
+use crate::curator::kubernetes::editions::{self, Edition};
 use crate::curator::kubernetes::refusal::Refusal;
 use crate::curator::kubernetes::rotation::{Replacement, Stage};
 use crate::etcd::key_space::{KUBERNETES, KeyError};
@@ -114,6 +115,8 @@ pub struct Keys {
     pub generation: u64,
     /// What signs for each purpose: for all of them, or for none.
     pub rings: BTreeMap<Which, Ring>,
+    /// What was told in generations before, the oldest first, as far as a node was told nothing newer.
+    pub former: Vec<Edition>,
 }
 
 /// Where they stand in etcd.
@@ -126,19 +129,21 @@ impl Keys {
     #[must_use]
     pub fn first(before: Option<&Self>, signers: BTreeMap<Which, Signer>) -> Self {
         let rings = signers.into_iter().map(|(which, signer)| (which, Ring::of(signer))).collect();
-        Self { generation: before.map_or(0, |keys| keys.generation) + 1, rings }
+        Self { generation: before.map_or(0, |keys| keys.generation) + 1, rings, former: Vec::new() }
     }
 
     /// What stays when Kubernetes is forgotten.
     #[must_use]
     pub fn forgotten(&self) -> Self {
-        Self { generation: self.generation, rings: BTreeMap::new() }
+        Self { generation: self.generation, ..Self::default() }
     }
 
-    /// The same keys in a cluster that is restored from a snapshot of them. Nothing that a node has said counts for them.
+    /// The same keys in a cluster that is restored from a snapshot of them. Nothing that a node has said counts for them,
+    /// nor what one was told.
     #[must_use]
     pub fn restored(mut self) -> Self {
         self.generation = self.generation.saturating_add(LOST_STEPS);
+        self.former.clear();
         for ring in self.rings.values_mut() {
             if let Some(replacement) = &mut ring.replacement {
                 replacement.generation = self.generation;
@@ -171,6 +176,33 @@ impl Keys {
         ring.into_iter().flat_map(Ring::trusted).map(Signer::point).collect()
     }
 
+    /// What is told in this generation.
+    #[must_use]
+    pub fn edition(&self) -> Edition {
+        Edition {
+            generation: self.generation,
+            authorities: self.authorities(),
+            service_account_keys: self.service_account_keys(),
+        }
+    }
+
+    /// What a node is told that may be told this generation: the next one that is known, if that one is not.
+    #[must_use]
+    pub fn edition_of(&self, generation: u64) -> Edition {
+        let former = self.former.iter().find(|edition| edition.generation >= generation);
+        former.cloned().unwrap_or_else(|| self.edition())
+    }
+
+    /// The same without generations that no node is told: these are all that some node is.
+    #[must_use]
+    pub fn keeping(mut self, told: impl IntoIterator<Item = u64>) -> Self {
+        let told: BTreeSet<u64> = told.into_iter().collect();
+        self.former.retain(|edition| told.contains(&edition.generation));
+        let surplus = self.former.len().saturating_sub(editions::MOST);
+        self.former.drain(..surplus);
+        self
+    }
+
     /// As they are stored. Secrets.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -189,9 +221,13 @@ impl Keys {
                 settled_at_ms: replacement.settled_at.map_or(0, |at| at.timestamp_millis()),
             }),
         });
-        let rings = rings.collect();
-        wire::KubernetesKeysRecord { format: record::FORMAT, generation: self.generation, rings }
-            .encode_to_vec()
+        wire::KubernetesKeysRecord {
+            format: record::FORMAT,
+            generation: self.generation,
+            rings: rings.collect(),
+            former: self.former.iter().map(Edition::to_wire).collect(),
+        }
+        .encode_to_vec()
     }
 
     /// Reads what is stored under `key`. The error shows nothing of it.
@@ -235,7 +271,13 @@ impl Keys {
         if record.generation == 0 {
             return Err(fault("it says no generation".to_owned()));
         }
-        Ok(Self { generation: record.generation, rings })
+        let former = record.former.into_iter().map(Edition::from_wire).collect::<Result<Vec<_>, _>>();
+        let former = former.map_err(|error| fault(format!("a generation before: {error}")))?;
+        let ascend = former.iter().map(|edition| edition.generation).is_sorted_by(|one, other| one < other);
+        if !ascend || former.last().is_some_and(|last| last.generation >= record.generation) {
+            return Err(fault("generations before are not in their order".to_owned()));
+        }
+        Ok(Self { generation: record.generation, rings, former })
     }
 }
 
@@ -276,7 +318,7 @@ pub(crate) mod tests {
     #[test]
     fn record_reads_back_as_it_was_written() {
         let key = keys_key().unwrap();
-        let mut all = vec![keys(), keys().forgotten()];
+        let mut all = vec![keys(), keys().forgotten(), later()];
         all.extend(Which::ALL.map(replacing));
         for kept in all {
             assert_eq!(Keys::decode(&key, &kept.encode()).unwrap(), kept);
@@ -286,7 +328,7 @@ pub(crate) mod tests {
     #[test]
     fn record_that_cannot_be_used_is_told_by_its_fault_and_without_its_keys() {
         type Change = fn(&mut wire::KubernetesKeysRecord);
-        let cases: [(Change, &str); 8] = [
+        let cases: [(Change, &str); 11] = [
             (|record| record.format = 2, "format 2"),
             (|record| record.generation = 0, "no generation"),
             (|record| drop(record.rings.pop()), "are missing"),
@@ -298,9 +340,12 @@ pub(crate) mod tests {
             ),
             (|record| record.rings[0].replacement.as_mut().unwrap().stage = 0, "its stage is 0"),
             (|record| record.rings[0].replacement.as_mut().unwrap().since_ms = 0, "since is 0"),
+            (|record| record.former[0].service_account_keys[0] = vec![1], "a generation before"),
+            (|record| record.former.push(record.former[0].clone()), "not in their order"),
+            (|record| record.former[0].generation = record.generation, "not in their order"),
         ];
         for (change, said) in cases {
-            let kept = replacing(Which::Servers);
+            let kept = Keys { generation: 2, former: vec![keys().edition()], ..replacing(Which::Servers) };
             let mut record = wire::KubernetesKeysRecord::decode(kept.encode().as_slice()).unwrap();
             change(&mut record);
             let error = Keys::decode(&keys_key().unwrap(), &record.encode_to_vec()).unwrap_err().to_string();
@@ -310,6 +355,35 @@ pub(crate) mod tests {
                 "{error}"
             );
         }
+    }
+
+    /// Keys of generation 3, with what was told before.
+    fn later() -> Keys {
+        let begun = keys().begin(Which::Clients, new_signer(Which::Clients, 2), at(0)).unwrap().unwrap();
+        begun.after(Which::Clients, crate::curator::kubernetes::rotation::Step::Sign, at(1)).unwrap()
+    }
+
+    #[test]
+    fn node_is_told_what_it_was_told_before_as_long_as_that_is_kept() {
+        let later = later();
+        let generations =
+            |keys: &Keys| keys.former.iter().map(|edition| edition.generation).collect::<Vec<_>>();
+        assert_eq!((later.generation, generations(&later)), (3, vec![1, 2]));
+        for (told, of) in [(0, 1), (1, 1), (2, 2), (3, 3), (4, 3)] {
+            assert_eq!(later.edition_of(told).generation, of, "{told}");
+        }
+        let trusted = |told| later.edition_of(told).authorities[1].trusted.clone();
+        let (first, both, turned) = (trusted(1), trusted(2), trusted(3));
+        assert_eq!((first.len(), &both[0], both.len()), (1, &first[0], 2));
+        assert_eq!(turned, [both[1].clone(), both[0].clone()]);
+        for (told, kept) in
+            [(&[1, 3][..], &[1][..]), (&[2], &[2]), (&[3], &[]), (&[], &[]), (&[1, 2, 9], &[1, 2])]
+        {
+            assert_eq!(generations(&later.clone().keeping(told.iter().copied())), kept, "{told:?}");
+        }
+        // Whose own is not kept is told the next one, and never one before.
+        assert_eq!(later.clone().keeping([2]).edition_of(1).generation, 2);
+        assert!(later.clone().forgotten().former.is_empty() && later.restored().former.is_empty());
     }
 
     #[test]

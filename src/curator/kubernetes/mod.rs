@@ -9,7 +9,8 @@
 //! * [`authority`][]: a key that signs, and what it signs. [`keys`][]: all of them, and what is trusted beside them.
 //! * [`certificates`][]: which component gets a certificate of which authority, in whose name, on which nodes.
 //! * [`users`][]: certificates of people and of programs outside.
-//! * [`rotation`][]: how a key is replaced without anybody being refused meanwhile.
+//! * [`rotation`][]: how a key is replaced without anybody being refused meanwhile. [`turns`][]: which node is told of it
+//!   when. [`editions`][]: what those are told whose turn it is not.
 //! * [`setup`][]: what one node is told. [`status`][]: what it may say of itself. [`refusal`][]: why something is not done.
 //!
 //! The calls are in [`service::kubernetes`](crate::curator::service::kubernetes), and what the leader does by itself in
@@ -38,10 +39,12 @@
 pub mod allotment;
 pub mod authority;
 pub mod certificates;
+pub mod editions;
 pub mod keys;
 pub mod refusal;
 pub mod rotation;
 pub mod settings;
 pub mod setup;
 pub mod status;
+pub mod turns;
 pub mod users;

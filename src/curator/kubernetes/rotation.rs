@@ -16,13 +16,36 @@
 //!
 //! A leader that is lost between two steps leaves a record of one or of the other, and the next one goes on from there. The
 //! steps follow from that record, the nodes and the time alone.
+//!
+//! # Nodes of different generations
+//!
+//! Nodes are told of a step one after the other ([`turns`](crate::curator::kubernetes::turns)), so for minutes some act on a
+//! step and others on the one before, and a component of either shows the other what was signed for it. Nobody is refused
+//! for that, whichever of the five it is about:
+//!
+//! | step before | step | the former trusts what the latter shows | and the other way round |
+//! | --- | --- | --- | --- |
+//! | the old one, alone | *trusted* | the old one signs for both | the old one is trusted still |
+//! | *trusted* | *signs* | it trusts the new one since it was trusted | the old one is trusted still |
+//! | *signs* | *dropped* | the new one signs for both | all that it shows is signed by the new one |
+//!
+//! No two nodes are ever further apart than that: each step is made once *all* nodes say that they act on the one before,
+//! and a node says so of the certificates and keys that its components were started with, never of what it was told. A node
+//! that never was there begins with the present step, which is at most one from that of any other. What is under way for
+//! another of the five changes nothing of this, for none of them is trusted in the place of another; so generations, which
+//! count the steps of all five, may be further apart than one.
+//!
+//! A node that is told of a former step still asks for certificates now and then, and is given what signs at present. That
+//! is at most one step further than what it was told, and so in the table as well: whoever was told *trusted* may show
+//! what the new one signed, once all trust it.
 
 use std::time::Duration;
 
 use crate::curator::kubernetes::authority::Signer;
 use crate::curator::kubernetes::keys::{Keys, Ring, Which};
 use crate::curator::kubernetes::refusal::Refusal;
-use crate::curator::node::{Node, State};
+use crate::curator::kubernetes::turns::{self, Standing};
+use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
 use crate::model::time::{Timestamp, after};
 use crate::proto::curator::v1 as wire;
@@ -85,9 +108,7 @@ pub enum Step {
 
 /// Nodes that do not act on this generation, of those that must: in order of their ids.
 pub fn waits_for<'a>(generation: u64, nodes: impl IntoIterator<Item = &'a Node>) -> Vec<NodeId> {
-    let concerned = nodes.into_iter().filter(|node| {
-        node.state == State::Up && (node.roles.kubernetes_controller || node.roles.kubernetes_worker)
-    });
+    let concerned = nodes.into_iter().filter(|node| turns::is_concerned(node));
     let late = concerned.filter(|node| {
         let said = node.status.as_ref().and_then(|status| status.kubernetes.as_ref());
         said.is_none_or(|said| said.generation < generation)
@@ -176,27 +197,31 @@ impl Keys {
     }
 
     fn with(&self, which: Which, ring: Ring, generation: u64) -> Self {
-        let mut rings = self.rings.clone();
+        let (mut rings, mut former) = (self.rings.clone(), self.former.clone());
         rings.insert(which, ring);
-        Self { generation, rings }
+        if generation != self.generation {
+            former.push(self.edition());
+        }
+        Self { generation, rings, former }
     }
 
     /// Replacements that are under way, as people see them, in order of their numbers.
     #[must_use]
-    pub fn rotations<'a>(
-        &self,
-        nodes: &(impl IntoIterator<Item = &'a Node> + Clone),
-        overlap: Duration,
-    ) -> Vec<wire::KubernetesRotation> {
+    pub fn rotations(&self, all: &[Standing<'_>], overlap: Duration) -> Vec<wire::KubernetesRotation> {
+        let held_by = turns::held_by(self.generation, all);
+        let ids = |nodes: &[NodeId]| nodes.iter().map(ToString::to_string).collect();
         let rotations = self.rings.iter().filter_map(|(which, ring)| {
             let replacement = ring.replacement.as_ref()?;
-            let waits_for = waits_for(replacement.generation, nodes.clone());
+            let waits_for = waits_for(replacement.generation, all.iter().map(|standing| standing.node));
+            let told_at = turns::told_at(replacement.generation, all);
             Some(wire::KubernetesRotation {
                 which: which.to_wire().into(),
                 stage: replacement.stage.to_wire().into(),
                 since_ms: replacement.since.timestamp_millis(),
-                waits_for: waits_for.iter().map(ToString::to_string).collect(),
+                held_by: if waits_for.is_empty() { Vec::new() } else { ids(&held_by) },
+                waits_for: ids(&waits_for),
                 until_ms: until(*which, replacement, overlap).map_or(0, |until| until.timestamp_millis()),
+                told_at_ms: told_at.map_or(0, |at| at.timestamp_millis()),
             })
         });
         rotations.collect()
@@ -222,7 +247,10 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::curator::health::Health;
+    use crate::curator::kubernetes::allotment::Told;
     use crate::curator::kubernetes::keys::tests::{keys, new_signer};
+    use crate::curator::node::State;
     use crate::curator::node::tests::{at, member, up};
     use crate::curator::node_id::tests::node_id;
 
@@ -240,6 +268,12 @@ mod tests {
         let status = node.status.as_mut().unwrap();
         status.kubernetes =
             generation.map(|generation| wire::KubernetesStatus { generation, ..Default::default() });
+    }
+
+    /// These nodes, told of the first generation.
+    fn standing(nodes: &[Node]) -> Vec<Standing<'_>> {
+        let told = Some(Told { generation: 1, at: at(0) });
+        nodes.iter().map(|node| Standing { node, told, health: Health::Unknown }).collect()
     }
 
     #[test]
@@ -351,7 +385,7 @@ mod tests {
         let nodes = [worker(1, Some(2))];
         let (which, step, after) = now.next(&&nodes, OVERLAP, at(1)).unwrap();
         assert_eq!((which, step), (Which::Clients, Step::Sign));
-        let told = after.rotations(&&nodes, OVERLAP);
+        let told = after.rotations(&standing(&nodes), OVERLAP);
         assert_eq!(told.iter().map(|told| told.waits_for.len()).collect::<Vec<_>>(), [1, 1]);
         assert_eq!(after.next(&&nodes, OVERLAP, at(2)), None);
     }
@@ -361,13 +395,20 @@ mod tests {
         let which = Which::ServiceAccounts;
         let begun = keys().begin(which, new_signer(which, 2), at(0)).unwrap().unwrap();
         let late = [worker(1, Some(1))];
-        let told = begun.rotations(&&late, OVERLAP);
+        let told = begun.rotations(&standing(&late), OVERLAP);
         assert_eq!(told.len(), 1);
         assert_eq!(told[0].waits_for, [node_id(1).to_string()]);
+        assert_eq!((told[0].held_by.len(), told[0].told_at_ms), (0, 0), "it may be told next");
+        let mut is_told = standing(&late);
+        is_told[0].told = Some(Told { generation: 2, at: at(1) });
+        let told = begun.rotations(&is_told, OVERLAP);
+        assert_eq!(told[0].held_by, told[0].waits_for);
+        assert_eq!(told[0].told_at_ms, at(1).timestamp_millis());
         assert_eq!((told[0].stage(), told[0].until_ms), (wire::kubernetes_rotation::Stage::Trusted, 0));
         let signs = begun.after(which, Step::Sign, at(5)).unwrap();
         let settled = signs.after(which, Step::Settle, at(7)).unwrap();
-        let told = settled.rotations(&&[worker(1, Some(3))], OVERLAP);
+        let acts = [worker(1, Some(3))];
+        let told = settled.rotations(&standing(&acts), OVERLAP);
         assert_eq!(
             (told[0].since_ms, told[0].until_ms),
             (at(5).timestamp_millis(), at(107).timestamp_millis())

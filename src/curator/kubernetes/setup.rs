@@ -14,8 +14,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use crate::curator::kubernetes::allotment::Allotment;
-use crate::curator::kubernetes::authority::PublicPoint;
-use crate::curator::kubernetes::keys::Keys;
+use crate::curator::kubernetes::editions::Edition;
 use crate::curator::kubernetes::settings::Settings;
 use crate::curator::node::{Node, State};
 use crate::proto::curator::v1 as wire;
@@ -30,13 +29,13 @@ const FACT: &str = "shepherd/";
 /// What stands before what people said.
 const SAID: &str = "label.shepherd/";
 
-/// What there is of Kubernetes, as far as all nodes may know it.
+/// What there is of Kubernetes, as far as a node may know it.
 #[derive(Clone, Copy, Debug)]
 pub struct Known<'a> {
     /// What it is to be.
     pub settings: &'a Settings,
-    /// By which keys its parts know each other.
-    pub keys: &'a Keys,
+    /// By which keys its parts know each other, as far as this node may be told.
+    pub edition: &'a Edition,
 }
 
 /// `host:port` of API servers of controllers that are up, in order of their texts.
@@ -69,15 +68,14 @@ pub fn setup<'a>(
         Some(own) => (own.digest.clone(), own.url.clone()),
         None => (said.bundle.clone(), said.bundle_url.clone()),
     };
-    let keys = known.keys.service_account_keys();
     Some(wire::KubernetesSetup {
-        generation: known.keys.generation,
+        generation: known.edition.generation,
         bundle,
         bundle_url,
         settings: Some(said.clone()),
         pod_range: part.map(|part| part.to_string()).unwrap_or_default(),
-        authorities: known.keys.authorities(),
-        service_account_keys: keys.into_iter().map(PublicPoint::to_spki).collect(),
+        authorities: known.edition.authorities.clone(),
+        service_account_keys: known.edition.points(),
         api_servers: api_servers(nodes),
         labels: labels(own),
     })
@@ -140,7 +138,7 @@ mod tests {
     }
 
     fn part() -> Allotment {
-        Allotment { part: Some("10.128.1.0/24".parse().unwrap()), bundle: None }
+        Allotment { part: Some("10.128.1.0/24".parse().unwrap()), ..Allotment::default() }
     }
 
     #[test]
@@ -156,7 +154,7 @@ mod tests {
     #[test]
     fn node_is_told_what_its_roles_need_and_nothing_without_one() {
         let (settings, keys) = (settings(), replacing(Which::Clients));
-        let known = Known { settings: &settings, keys: &keys };
+        let known = Known { settings: &settings, edition: &keys.edition() };
         let nodes = [controller(1), worker(2)];
         let tell = |node: &Node, allotment: &Allotment| setup(known, node, allotment, &nodes);
         let none = Allotment::default();
@@ -164,7 +162,7 @@ mod tests {
         assert_eq!(tell(&member(3), &none), None);
         assert_eq!(tell(&worker(3), &none), None, "it has no part yet");
         assert_eq!(tell(&Node { state: State::Standby, ..controller(1) }, &none), None);
-        let of_before = Allotment { part: Some("192.168.0.0/24".parse().unwrap()), bundle: None };
+        let of_before = Allotment { part: Some("192.168.0.0/24".parse().unwrap()), ..part() };
         assert_eq!(tell(&worker(3), &of_before), None, "a part of other ranges");
 
         let told = tell(&controller(1), &part()).unwrap();
@@ -187,7 +185,8 @@ mod tests {
     fn no_secret_is_told() {
         use prost::Message as _;
         let (settings, keys) = (settings(), keys());
-        let told = setup(Known { settings: &settings, keys: &keys }, &worker(2), &part(), &[]).unwrap();
+        let known = Known { settings: &settings, edition: &keys.edition() };
+        let told = setup(known, &worker(2), &part(), &[]).unwrap();
         let told = hex::encode(told.encode_to_vec());
         for ring in keys.rings.values() {
             // The secret number in PKCS#8, behind what all such keys begin with.

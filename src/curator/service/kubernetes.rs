@@ -120,6 +120,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         let keys = self.keys().await?.value;
         let allotments = leading.store.allotments().await?.all;
         let nodes = leading.store.nodes().await?.nodes;
+        let rotations = keys.rotations(&leading.standings(&nodes, &allotments), leading.token_overlap);
         let assigned = allotments.into_iter().filter(|(node, _)| nodes.contains_key(node));
         let assigned = assigned.filter_map(|(node, has)| Some((node.to_string(), has.bundle?.digest)));
         Ok(Response::new(wire::GetKubernetesResponse {
@@ -127,7 +128,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
             revision: settings.revision(),
             assigned: assigned.collect(),
             authorities: keys.authorities(),
-            rotations: keys.rotations(&nodes.values(), leading.token_overlap),
+            rotations,
             api_servers: setup::api_servers(nodes.values()),
         }))
     }
@@ -279,6 +280,8 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         let number = request.into_inner().which;
         let which = Which::from_wire(number).map_err(Failure::from)?;
         let leading = &self.0;
+        // Nobody is told a generation meanwhile that is thought to be told to nobody.
+        let _alone = leading.membership().await;
         let begun = leading.store.decide(|| async {
             self.settings().await?;
             let known = self.keys().await?;
@@ -286,6 +289,8 @@ impl kubernetes_server::Kubernetes for KubernetesService {
             match known.value.begin(which, new, leading.clock.now())? {
                 None => Ok(known.value),
                 Some(begun) => {
+                    leading.tell_whoever_is_new().await?;
+                    let begun = begun.keeping(leading.store.allotments().await?.told());
                     leading.store.write(&[put(keys_key()?, begun.encode(), Some(&known))]).await?;
                     tracing::warn!(%which, generation = begun.generation, by = %caller.peer, "keys of Kubernetes are being replaced");
                     Ok(begun)
@@ -294,7 +299,8 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         });
         let keys = begun.await?;
         let nodes = leading.store.nodes().await?.nodes;
-        let rotations = keys.rotations(&nodes.values(), leading.token_overlap);
+        let allotments = leading.store.allotments().await?.all;
+        let rotations = keys.rotations(&leading.standings(&nodes, &allotments), leading.token_overlap);
         let rotation = rotations.into_iter().find(|rotation| rotation.which == number);
         Ok(Response::new(wire::RotateKubernetesResponse { rotation }))
     }
@@ -313,11 +319,13 @@ fn own(
             match seen(&leading, &node) {
                 // It stops nothing because of what cannot be read: it is told nothing until it can.
                 Err(status) => return Some((Err(status), None)),
-                Ok(now) if told.as_ref() != Some(&now) => {
+                // Nor because it is not written yet which generation it may be told.
+                Ok(None) => {}
+                Ok(Some(now)) if told.as_ref() != Some(&now) => {
                     let answer = wire::WatchOwnKubernetesResponse { setup: now.clone() };
                     return Some((Ok(answer), Some((leading, changes, Some(now)))));
                 }
-                Ok(_) => {}
+                Ok(Some(_)) => {}
             }
             if changes.changed().await.is_err() {
                 return None;
@@ -326,8 +334,8 @@ fn own(
     })
 }
 
-/// What a node is to run, by what is seen now.
-fn seen(leading: &Leading, node: &NodeId) -> Result<Option<wire::KubernetesSetup>, Status> {
+/// What a node is to run, by what is seen now; none in the outer sense while it may be told of no generation yet.
+fn seen(leading: &Leading, node: &NodeId) -> Result<Option<Option<wire::KubernetesSetup>>, Status> {
     let seen = leading.view.seen();
     let of_kubernetes = &seen.kubernetes;
     if let Some(key) = of_kubernetes.unreadable_for(node) {
@@ -337,11 +345,13 @@ fn seen(leading: &Leading, node: &NodeId) -> Result<Option<wire::KubernetesSetup
         ));
     }
     let (Some(settings), Some(keys)) = (&of_kubernetes.settings, &of_kubernetes.keys) else {
-        return Ok(None);
+        return Ok(Some(None));
     };
-    let Some(own) = seen.nodes.get(node) else { return Ok(None) };
+    let Some(own) = seen.nodes.get(node) else { return Ok(Some(None)) };
     let none = Allotment::default();
     let allotment = of_kubernetes.allotments.get(node).unwrap_or(&none);
     let nodes = seen.nodes.present().map(AsRef::as_ref);
-    Ok(setup::setup(Known { settings, keys }, own, allotment, nodes))
+    let edition = allotment.told.map_or_else(|| keys.edition(), |told| keys.edition_of(told.generation));
+    let setup = setup::setup(Known { settings, edition: &edition }, own, allotment, nodes);
+    Ok((setup.is_none() || allotment.told.is_some()).then_some(setup))
 }

@@ -81,6 +81,11 @@ impl StoredAllotments {
         Ok(Change::Put { key, value: allotment.encode(), expected })
     }
 
+    /// Which generations of authorities and keys nodes may be told.
+    pub fn told(&self) -> impl Iterator<Item = u64> + '_ {
+        self.all.values().filter_map(|allotment| allotment.told).map(|told| told.generation)
+    }
+
     /// That none of them was written since.
     #[must_use]
     pub fn unchanged(&self) -> Unchanged {

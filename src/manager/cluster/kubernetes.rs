@@ -112,6 +112,8 @@ fn rotation(said: wire::KubernetesRotation) -> Rotation {
         .to_owned(),
         since: moment(said.since_ms),
         until: moment(said.until_ms),
+        told_at: moment(said.told_at_ms),
+        held_by: said.held_by,
         waits_for: said.waits_for,
     }
 }

@@ -264,6 +264,12 @@ pub struct Rotation {
     pub waits_for: Vec<String>,
     /// Until when it waits for what was signed before to end.
     pub until: Option<Timestamp>,
+    /// Nodes that are waited for now: nobody else is told meanwhile. None by curators of releases before.
+    #[serde(default)]
+    pub held_by: Vec<String>,
+    /// When a node was told of this stage last.
+    #[serde(default)]
+    pub told_at: Option<Timestamp>,
 }
 
 /// What a node runs of Kubernetes, as it said last.

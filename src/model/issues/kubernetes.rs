@@ -77,15 +77,21 @@ fn unwell(cluster: &KubernetesEvidence, now: Timestamp) -> Option<Issue> {
 /// Replacements of keys that nodes hold up.
 fn held(cluster: &KubernetesEvidence, now: Timestamp) -> Vec<Issue> {
     let held = cluster.rotations.iter().filter_map(|rotation| {
-        let since = rotation.since.filter(|since| between(*since, now) >= HELD)?;
         if rotation.waits_for.is_empty() {
             return None;
         }
+        // Nodes are told one after the other; as long as another one is told, all goes on.
+        let since = rotation.since?;
+        let since = rotation.told_at.map_or(since, |told| told.max(since));
+        if between(since, now) < HELD {
+            return None;
+        }
+        let holding = if rotation.held_by.is_empty() { &rotation.waits_for } else { &rotation.held_by };
         let machine = |id: &String| {
             let node = cluster.nodes.iter().find(|node| node.node.as_ref() == Some(id));
             node.map_or_else(|| id.clone(), |node| format!("{} ({id})", node.machine))
         };
-        let waits: Vec<String> = rotation.waits_for.iter().map(machine).collect();
+        let waits: Vec<String> = holding.iter().map(machine).collect();
         let name = &cluster.name;
         Some(Issue::new(
             Kind::KubernetesRotationHeld,

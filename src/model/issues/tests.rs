@@ -147,6 +147,8 @@ fn rotating(since: i64, waits_for: &[&str]) -> KubernetesEvidence {
         since: Some(at(since)),
         waits_for: waits_for.iter().map(|&node| node.into()).collect(),
         until: None,
+        held_by: Vec::new(),
+        told_at: None,
     };
     KubernetesEvidence { rotations: vec![rotation], ..kubernetes("healthy", 0) }
 }
@@ -202,6 +204,24 @@ const CASES: &[Case] = &[
     (
         "keys that a node holds up",
         |e| e.kubernetes.push(rotating(NOW - 900, &["node-1"])),
+        &[("kubernetes-rotation-held", "cluster ams")],
+    ),
+    (
+        "keys of which one node after the other is told",
+        |e| {
+            let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
+            rotating.rotations[0].told_at = Some(at(NOW - 899));
+            e.kubernetes.push(rotating);
+        },
+        &[],
+    ),
+    (
+        "keys that the node holds up that was told last",
+        |e| {
+            let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
+            rotating.rotations[0].told_at = Some(at(NOW - 900));
+            e.kubernetes.push(rotating);
+        },
         &[("kubernetes-rotation-held", "cluster ams")],
     ),
     (

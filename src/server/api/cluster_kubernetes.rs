@@ -252,6 +252,8 @@ pub(super) fn state(view: KubernetesView) -> v1::ClusterKubernetesState {
         since: rotation.since.map(at),
         waits_for: rotation.waits_for,
         until: rotation.until.map(at),
+        held_by: rotation.held_by,
+        told_at: rotation.told_at.map(at),
     };
     v1::ClusterKubernetesState {
         bundle: view.bundle,
