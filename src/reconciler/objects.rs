@@ -5,7 +5,7 @@
 //! What is wanted: [`built_in`][] of the release, [`wishes`][] of the cluster, of which [`manifest`][] and [`add_ons`][] read
 //! what its add-ons declare. Decisions: [`compare`][] whether an object is as it should be, [`plan`][] what is done about
 //! it, [`answers`][] what a refusal means, [`sight`][] what of others' changes is news, [`trouble`][] what a person is
-//! told. I/O: [`kubernetes`][] the requests, [`served`][] which kinds there are, `watch` what is told in between, and
+//! told. I/O: [`kubernetes`][] the requests, [`workers`][] those of a worker about itself, [`served`][] which kinds there are, `watch` what is told in between, and
 //! [`pass`][], which brings all of it together and is an [`Objects`].
 
 use std::fmt;
@@ -24,6 +24,7 @@ pub mod sight;
 pub mod trouble;
 mod watch;
 pub mod wishes;
+pub mod workers;
 
 /// The objects of one release in one Kubernetes.
 ///

@@ -102,7 +102,7 @@ struct Contents(Vec<Vec<u8>>);
 
 /// One client.
 #[derive(Clone)]
-pub struct Api(kube::Client);
+pub struct Api(pub(super) kube::Client);
 
 impl std::fmt::Debug for Contents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -298,7 +298,7 @@ fn as_us() -> PostParams {
     PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() }
 }
 
-async fn within<T>(asked: impl Future<Output = kube::Result<T>>) -> Result<T, AskError> {
+pub(super) async fn within<T>(asked: impl Future<Output = kube::Result<T>>) -> Result<T, AskError> {
     match tokio::time::timeout(DEADLINE, asked).await {
         Ok(answer) => answer.map_err(answered),
         Err(_) => Err(AskError::Unanswered(format!("nothing came within {} seconds", DEADLINE.as_secs()))),
@@ -312,7 +312,7 @@ fn answered(error: kube::Error) -> AskError {
     }
 }
 
-fn unsent(error: &kube::core::request::Error) -> AskError {
+pub(super) fn unsent(error: &kube::core::request::Error) -> AskError {
     AskError::NotSent(format!("what was to be asked makes no request: {error}"))
 }
 

@@ -280,9 +280,46 @@ impl Group {
         Ok(pids)
     }
 
+    /// A group that is these directories, whoever made them.
+    #[must_use]
+    pub fn of(directories: &[PathBuf]) -> Self {
+        let named = |path: &PathBuf| (path.display().to_string(), path.clone());
+        Self { unified: None, first: directories.iter().map(named).collect() }
+    }
+
     /// Kills all that is in it, and waits until it is empty; says how many there were. Blocks.
     pub fn kill(&self) -> Result<usize, CgroupError> {
+        self.kill_but(None)
+    }
+
+    /// Asks all that is in it to end, and kills what has not by then. Blocks.
+    pub fn end(&self, patience: Duration) -> Result<usize, CgroupError> {
         let first = self.processes()?;
+        self.signal_each(&first, Signal::TERM)?;
+        let end = Instant::now() + patience;
+        while Instant::now() < end && !self.processes()?.is_empty() {
+            std::thread::sleep(PAUSE);
+        }
+        self.kill()?;
+        Ok(first.len())
+    }
+
+    /// Those that are killed where programs are spared whose file has a name that begins so.
+    fn unspared(&self, spared: Option<&str>) -> Result<BTreeSet<i32>, CgroupError> {
+        let mut all = self.processes()?;
+        if let Some(spared) = spared {
+            // One that has ended meanwhile has no program, and is gone the next time.
+            all.retain(|pid| {
+                let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+                !program.file_name().is_some_and(|name| name.to_string_lossy().starts_with(spared))
+            });
+        }
+        Ok(all)
+    }
+
+    /// The same as [`kill`][Self::kill], but for programs whose file has a name that begins so.
+    pub fn kill_but(&self, spared: Option<&str>) -> Result<usize, CgroupError> {
+        let first = self.unspared(spared)?;
         let end = Instant::now() + PATIENCE;
         let mut left = first.clone();
         while let (Some(&pid), Some(path)) = (left.first(), self.directories().next()) {
@@ -294,16 +331,17 @@ impl Group {
                 )));
             }
             // All at once where the kernel can (Linux 5.14), so that none forks away meanwhile.
-            if fs::write(path.join("cgroup.kill"), "1").is_err() || !self.first.is_empty() {
-                self.kill_each(&left)?;
+            let at_once = spared.is_none() && fs::write(path.join("cgroup.kill"), "1").is_ok();
+            if !at_once || !self.first.is_empty() {
+                self.signal_each(&left, Signal::KILL)?;
             }
             std::thread::sleep(PAUSE);
-            left = self.processes()?;
+            left = self.unspared(spared)?;
         }
         Ok(first.len())
     }
 
-    fn kill_each(&self, pids: &BTreeSet<i32>) -> Result<(), CgroupError> {
+    fn signal_each(&self, pids: &BTreeSet<i32>, signal: Signal) -> Result<(), CgroupError> {
         for pid in pids {
             let Some(Ok(handle)) =
                 Pid::from_raw(*pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()))
@@ -313,7 +351,7 @@ impl Group {
             // Once it is opened the pid cannot change hands unseen; it is still one of these.
             if self.processes()?.contains(pid) {
                 // One that has ended meanwhile needs it no more.
-                let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
+                let _ = rustix::process::pidfd_send_signal(&handle, signal);
             }
         }
         Ok(())

@@ -172,7 +172,7 @@ pub fn find_or_start(spec: &Spec, places: &Places) -> Result<(Record, OwnedFd), 
         );
     }
     // Also what is left of it where the program itself is gone, and what was never written down.
-    launch::stop(there.as_ref(), &group, spec.stop_time)
+    launch::stop(there.as_ref(), &group, spec.stop_time, spec.spared.as_deref())
         .map_err(io(format!("ending what is left of {name}")))?;
     for stale in &spec.stale {
         match std::fs::remove_file(stale) {
@@ -206,11 +206,21 @@ pub fn end_leftovers(name: &str, places: &Places) -> Result<(), KeepError> {
 
 /// Ends whatever runs by this name, which may take so long to end when it is asked to, and forgets that it ran. Blocks.
 pub fn end_within(name: &str, places: &Places, patience: Duration) -> Result<(), KeepError> {
+    end_but(name, places, patience, None)
+}
+
+/// The same, but for programs in its group that are spared ([`Spec::spared`]). Blocks.
+pub fn end_but(
+    name: &str,
+    places: &Places,
+    patience: Duration,
+    spared: Option<&str>,
+) -> Result<(), KeepError> {
     let path = places.record(name);
     let record = launch::recorded(&path);
     let group = places.mounts.group(&places.family(), name, &Limits::default())?;
     let doing = || io(format!("ending what is left of {name}"));
-    launch::stop(record.as_ref(), &group, patience).map_err(doing())?;
+    launch::stop(record.as_ref(), &group, patience, spared).map_err(doing())?;
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
         _ => {}
@@ -259,7 +269,7 @@ async fn end(record: &Record, spec: &Spec, places: &Arc<Places>) -> Result<(), S
     blocking(move || {
         let group: Group = places.mounts.group(&places.family(), &spec.name, &spec.limits)?;
         let doing = || io(format!("ending {}", spec.name));
-        launch::stop(Some(&record), &group, spec.stop_time).map_err(doing())?;
+        launch::stop(Some(&record), &group, spec.stop_time, spec.spared.as_deref()).map_err(doing())?;
         match std::fs::remove_file(places.record(&spec.name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
             _ => {}

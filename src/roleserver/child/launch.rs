@@ -203,9 +203,15 @@ pub fn recorded(path: &Path) -> Option<Record> {
         .ok()
 }
 
-/// Ends a recorded process as it wants to be ended, then everything in its group. Nothing stays of it, also where it was a
-/// child of ours and nobody waits for it any more. Blocks.
-pub fn stop(record: Option<&Record>, group: &Group, patience: Duration) -> std::io::Result<()> {
+/// Ends a recorded process as it wants to be ended, then everything in its group but for what is spared
+/// ([`Spec::spared`]). Nothing
+/// else stays of it, also where it was a child of ours and nobody waits for it any more. Blocks.
+pub fn stop(
+    record: Option<&Record>,
+    group: &Group,
+    patience: Duration,
+    spared: Option<&str>,
+) -> std::io::Result<()> {
     use rustix::process::Signal;
     if let Some(Record { instance, .. }) = record
         && instance.signal(Signal::TERM)?
@@ -216,7 +222,7 @@ pub fn stop(record: Option<&Record>, group: &Group, patience: Duration) -> std::
             std::thread::sleep(Duration::from_millis(10));
         }
     }
-    let rest = group.kill().map_err(std::io::Error::other)?;
+    let rest = group.kill_but(spared).map_err(std::io::Error::other)?;
     if rest > 0 {
         tracing::warn!(rest, "processes did not end when they were asked to, and were killed");
     }

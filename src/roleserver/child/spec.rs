@@ -32,6 +32,10 @@ pub struct Spec {
     /// Files that one which was killed leaves behind, and that would keep the next from starting: its sockets. They are
     /// removed before it starts, when nothing of it runs any more.
     pub stale: Vec<PathBuf>,
+    /// What the names begin with of programs that it starts and that go on when it ends or is started again. The next one
+    /// of it knows them; whoever forgets it ends them.
+    #[serde(default)]
+    pub spared: Option<String>,
     /// How long it may take to end after SIGTERM, before it is killed.
     pub stop_time: Duration,
 }
@@ -103,7 +107,7 @@ impl Spec {
     }
 
     /// Tells two of them apart: what runs with one digest is not what another digest asks for. The time that it may take
-    /// to end is not part of it, and neither are limits, which can be changed while it runs, nor further groups, which
+    /// to end is not part of it, nor what is spared, and neither are limits, which can be changed while it runs, nor further groups, which
     /// are the host's affair.
     #[must_use]
     pub fn digest(&self) -> String {
@@ -127,6 +131,7 @@ pub(super) fn sample(name: &str, program: &str, arguments: &[&str]) -> Spec {
         groups: Vec::new(),
         limits: Limits::default(),
         stale: Vec::new(),
+        spared: None,
         stop_time: Duration::from_secs(10),
     }
 }

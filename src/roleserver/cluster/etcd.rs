@@ -113,6 +113,7 @@ pub fn spec(program: &Path, own: NodeId, cluster: &str, files: &Files, membershi
         groups: Vec::new(),
         limits: Limits::default(),
         stale: vec![client_socket(files)],
+        spared: None,
         stop_time: Duration::from_secs(20),
     }
 }

@@ -14,7 +14,7 @@
 //! | `declarations.json`, `about.json` | services | what the node is to run of operators' roles: see there |
 //! | `services/` | services | a directory for each service |
 //! | `artefacts/` | services | programs that were fetched, by their digests |
-//! | `kubernetes.json`, `kubernetes-runs.json`, `kubernetes/` | kubernetes | what the node runs of Kubernetes: see there |
+//! | `kubernetes.json`, `kubernetes-runs.json`, `kubernetes-leaving.json`, `kubernetes/` | kubernetes | what the node runs of Kubernetes: see there |
 //! | `kubernetes/bundles/` | kubernetes | bundles of programs, by their digests |
 //! | `etcd/` | etcd | its data, its sockets, the files it proves itself with |
 //!
@@ -434,7 +434,7 @@ impl Files {
         })
     }
 
-    fn remove(&self, name: &str) -> Result<(), FilesError> {
+    pub(super) fn remove(&self, name: &str) -> Result<(), FilesError> {
         let path = self.path.join(name);
         match std::fs::remove_file(&path) {
             Err(source) if source.kind() != ErrorKind::NotFound => {

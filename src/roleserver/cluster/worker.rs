@@ -144,6 +144,7 @@ async fn leave(host: &Host) -> Result<(), Stop> {
             end_leftovers(&name, &places)?;
             places.forget(&name)?;
         }
+        kubernetes::leftovers::undo_all(&files, &places)?;
         Ok::<_, Stop>(files.remove_all_but_the_order()?)
     };
     tokio::task::spawn_blocking(leaving).await?

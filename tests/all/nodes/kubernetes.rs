@@ -56,30 +56,62 @@ server.socket = context.wrap_socket(server.socket, server_side=True)
 server.serve_forever()
 "#;
 
+/// A file of a bundle.
+pub(super) struct File {
+    /// What it is.
+    pub(super) component: &'static str,
+    pub(super) path: String,
+    pub(super) content: Vec<u8>,
+}
+
 /// A bundle of these programs, all of one version; its digest, and its archive.
-fn bundle(version: &str, programs: &[(&str, Vec<u8>)]) -> Result<(String, Vec<u8>)> {
+fn bundle(version: &str, programs: &[(&'static str, Vec<u8>)]) -> Result<(String, Vec<u8>)> {
+    let file = |(component, content): &(&'static str, Vec<u8>)| File {
+        component,
+        path: format!("bin/{component}"),
+        content: content.clone(),
+    };
+    archive(version, &programs.iter().map(file).collect::<Vec<_>>(), &[])
+}
+
+/// A bundle of these files and images, which are a name, a reference and a content; its digest, and its archive.
+pub(super) fn archive(
+    version: &str,
+    files: &[File],
+    images: &[(&str, &str, Vec<u8>)],
+) -> Result<(String, Vec<u8>)> {
     let sha256 = |bytes: &[u8]| hex::encode(digest::digest(&digest::SHA256, bytes));
-    let files: Vec<serde_json::Value> = programs
+    let programs: Vec<serde_json::Value> = files
         .iter()
-        .map(|(name, content)| {
+        .map(|File { component, path, content }| {
             json!({
-                "component": name, "path": format!("bin/{name}"), "version": version,
+                "component": component, "path": path, "version": version,
                 "sha256": sha256(content), "size": content.len(), "mode": "0755",
+            })
+        })
+        .collect();
+    let listed: Vec<serde_json::Value> = images
+        .iter()
+        .map(|(name, reference, content)| {
+            json!({
+                "name": name, "reference": reference, "path": format!("images/{name}.tar"),
+                "sha256": sha256(content), "size": content.len(),
             })
         })
         .collect();
     let manifest = json!({
         "format": 1, "name": format!("test-{version}"), "kubernetes": version, "needs_roleserver": "0.1.0",
-        "files": files,
+        "files": programs, "images": listed,
     });
     let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::none()));
-    let manifest = ("manifest.json".to_owned(), serde_json::to_vec(&manifest)?);
-    let entries = programs.iter().map(|(name, content)| (format!("bin/{name}"), content.clone()));
-    for (path, content) in std::iter::once(manifest).chain(entries) {
+    let manifest = ("manifest.json".to_owned(), serde_json::to_vec(&manifest)?, 0o644);
+    let entries = files.iter().map(|file| (file.path.clone(), file.content.clone(), 0o755));
+    let images = images.iter().map(|(name, _, content)| (format!("images/{name}.tar"), content.clone(), 0o644));
+    for (path, content, mode) in std::iter::once(manifest).chain(entries).chain(images) {
         let mut header = tar::Header::new_ustar();
         header.set_path(&path)?;
         header.set_entry_type(tar::EntryType::Regular);
-        header.set_mode(0o755);
+        header.set_mode(mode);
         header.set_size(content.len() as u64);
         header.set_cksum();
         tar.append(&header, content.as_slice())?;
@@ -98,14 +130,14 @@ fn stand_ins(version: &str, broken: bool) -> Result<(String, Vec<u8>)> {
 }
 
 /// Puts a bundle where a node finds it.
-fn put_bundle(node: &Node, (digest, archive): &(String, Vec<u8>)) -> Result<()> {
+pub(super) fn put_bundle(node: &Node, (digest, archive): &(String, Vec<u8>)) -> Result<()> {
     let archives = node.files().bundles().join("archives");
     std::fs::create_dir_all(&archives)?;
     Ok(std::fs::write(archives.join(digest), archive)?)
 }
 
 /// Says what Kubernetes of the cluster is to be.
-async fn put(owner: &Owner, bundle: &str) -> Result<()> {
+pub(super) async fn put(owner: &Owner, bundle: &str) -> Result<()> {
     let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
     let settings = wire::KubernetesSettings {
         bundle: bundle.to_owned(),
@@ -120,14 +152,14 @@ async fn put(owner: &Owner, bundle: &str) -> Result<()> {
 }
 
 /// What the curator has heard of Kubernetes on a node.
-async fn told(owner: &Owner, node: &Node) -> Result<Option<wire::KubernetesStatus>> {
+pub(super) async fn told(owner: &Owner, node: &Node) -> Result<Option<wire::KubernetesStatus>> {
     let id = node.id()?.to_string();
     let listed = owner.nodes().await?.into_iter().filter_map(|listed| listed.node);
     Ok(listed.filter(|node| node.node_id == id).find_map(|node| node.status?.kubernetes))
 }
 
 /// Waits until the curator has heard this.
-async fn until_told(
+pub(super) async fn until_told(
     owner: &Owner,
     node: &Node,
     what: &str,
@@ -148,7 +180,7 @@ async fn until_told(
     last.context("nothing was told")
 }
 
-fn kinds(status: &wire::KubernetesStatus) -> BTreeMap<&str, Kind> {
+pub(super) fn kinds(status: &wire::KubernetesStatus) -> BTreeMap<&str, Kind> {
     status.components.iter().map(|component| (component.name.as_str(), component.kind())).collect()
 }
 

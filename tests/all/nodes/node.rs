@@ -25,6 +25,7 @@ use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd;
 use shepherd::roleserver::cluster::facts::Facts;
 use shepherd::roleserver::cluster::files::Files;
+use shepherd::roleserver::cluster::kubernetes::groups::Pods;
 use shepherd::roleserver::cluster::kubernetes::ports::Ports;
 use shepherd::roleserver::cluster::order::{Order, What};
 use shepherd::roleserver::cluster::worker::{Settings, worker};
@@ -44,7 +45,7 @@ use crate::harness::child::{Program, guarded};
 use crate::harness::etcd_servers::{PATIENCE, in_time, until};
 use crate::harness::port::reserved;
 
-const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
+pub(crate) const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
 const SOON: Backoff =
     Backoff { initial: Duration::from_millis(50), factor: 1.5, longest: Duration::from_secs(1) };
 
@@ -274,6 +275,8 @@ impl Drop for Node {
         for name in self.children() {
             let _ = end_within(&name, &self.places(), Duration::ZERO);
         }
+        // What a worker's stand-ins put there, where its test failed.
+        let _ = Pods::of_this_host(&self.places().family()).end(Duration::ZERO);
     }
 }
 

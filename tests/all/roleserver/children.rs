@@ -61,6 +61,7 @@ impl Host {
             groups: Vec::new(),
             limits: Limits::default(),
             stale: Vec::new(),
+            spared: None,
             stop_time: Duration::from_secs(30),
         }
     }

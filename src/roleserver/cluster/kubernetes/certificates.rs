@@ -100,7 +100,9 @@ pub fn certificates_of(
                 tell(&output, &all);
                 if let Some(setup) = &now.setup {
                     let parts = [(Duty::Controller, &now.controller), (Duty::Worker, &now.worker)];
-                    for (duty, _) in parts.into_iter().filter(|(_, part)| !matches!(part, Part::Off(_))) {
+                    for (duty, _) in
+                        parts.into_iter().filter(|(_, part)| matches!(part, Part::On | Part::Held(_)))
+                    {
                         let directory = files.kubernetes().join(name(duty));
                         let doing = Doing { duty, directory: &directory, setup, clock: &clock };
                         doing.bring(&facts, &scope).await?;

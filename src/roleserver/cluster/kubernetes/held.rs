@@ -110,7 +110,7 @@ async fn of_before(bundles: &Bundles, files: &Files, wanted: Sha256) -> Option<B
 fn suits(bundle: &Bundle, startup: &Startup) -> Result<(), String> {
     let own: Version = env!("CARGO_PKG_VERSION").parse().unwrap_or(Version::new(0, 0, 0));
     for (duty, part) in [(Duty::Controller, &startup.controller), (Duty::Worker, &startup.worker)] {
-        if !matches!(part, Part::Off(_)) {
+        if matches!(part, Part::On | Part::Held(_)) {
             bundle.manifest.check(duty, own)?;
         }
     }

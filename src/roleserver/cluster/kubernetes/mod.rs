@@ -13,11 +13,13 @@
 //! # How the files fit
 //!
 //! * [`follow`][]: what a curator says. [`setup`][]: that, checked, and on the disk.
-//! * [`startup`][]: which roles are carried out (pure). Workers are not yet: a node with that role says so.
+//! * [`startup`][]: which roles are carried out (pure).
 //! * [`bundles`][]: where programs come from, as [`crate::model::kubernetes::bundle`] describes them; [`held`][]: having the
 //!   one that is to run.
 //! * [`certificates`][]: keys and certificates; [`material`][]: how they stand on the disk, and which are due (pure).
 //! * [`controller`][]: the reconciler of built-in objects, and the gate; [`wishing`][]: what the cluster wishes of those.
+//! * [`own_node`][]: a worker's own object in Kubernetes, and pods that go elsewhere first; [`balancer`][]: its way to API
+//!   servers. [`groups`][]: control groups of pods. [`leftovers`][]: what a worker does to its host, undone.
 //! * [`components`][]: with what each is started (pure); [`ports`][]: where it listens.
 //! * [`wanted`][]: all that is to run (pure). [`runs`][]: by what that which runs was started.
 //! * [`told`][]: what is said of it (pure).
@@ -28,6 +30,7 @@
 //! | --- | --- |
 //! | `kubernetes.json` | what a curator said last |
 //! | `kubernetes-runs.json` | numbers of combinations of a bundle and a generation of keys |
+//! | `kubernetes-leaving.json` | when pods began to go elsewhere |
 //! | `kubernetes/controller/`, `kubernetes/worker/` | keys, certificates and authorities of a role |
 //! | `kubernetes/bundles/` | bundles |
 //! | `kubernetes/add-ons/` | manifests of add-ons |
@@ -35,7 +38,9 @@
 //!
 //! # What holds
 //!
-//! * A controller without etcd waits, and does not fail.
+//! * A controller without etcd waits, and does not fail. A worker needs none.
+//! * Pods outlive containerd, the kubelet and the role server, and go to other nodes before a worker ends or has another
+//!   bundle. When the role goes nothing of them is left here, and what is mounted is never removed with a directory.
 //! * What relies on the built-in objects begins behind the gate, and what has begun goes on.
 //! * What a node says that it runs is what its components were started with, as that was written down when they were.
 //! * Another bundle, or another generation of keys, starts every component again, in order: those that need others stop
@@ -45,18 +50,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::curator::clock::Clock;
+use crate::model::kubernetes::bundle::Duty;
 use crate::proto::curator::v1::ServiceStatus;
 use crate::roleserver::child::keep::Places;
 use crate::roleserver::cluster::etcd;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::Files;
+use crate::roleserver::cluster::kubernetes::balancer::Servers;
 use crate::roleserver::cluster::kubernetes::bundles::Bundles;
 use crate::roleserver::cluster::kubernetes::certificates::{Materials, certificates_of};
 use crate::roleserver::cluster::kubernetes::controller::Gate;
 use crate::roleserver::cluster::kubernetes::held::Held;
+use crate::roleserver::cluster::kubernetes::own_node::Handed;
 use crate::roleserver::cluster::kubernetes::ports::Ports;
 use crate::roleserver::cluster::kubernetes::runs::Runs;
-use crate::roleserver::cluster::kubernetes::startup::Startup;
+use crate::roleserver::cluster::kubernetes::startup::{Part, Startup};
 use crate::roleserver::cluster::services::artefacts::Store;
 use crate::roleserver::cluster::services::hands::{Hands, Whose};
 use crate::roleserver::cluster::services::keeper;
@@ -67,13 +75,17 @@ use crate::supervisor::context::{Runnable, Starting};
 use crate::supervisor::reduce::{Inputs, reduce};
 use crate::supervisor::value::Value;
 
+pub mod balancer;
 pub mod bundles;
 pub mod certificates;
 pub mod components;
 pub mod controller;
 pub mod follow;
+pub mod groups;
 pub mod held;
+pub mod leftovers;
 pub mod material;
+pub mod own_node;
 pub mod ports;
 pub mod runs;
 pub mod setup;
@@ -108,6 +120,8 @@ struct Parts {
     gate: Value<Gate>,
     runs: Value<Runs>,
     statuses: Value<Vec<ServiceStatus>>,
+    handed: Value<Handed>,
+    servers: Value<Option<Servers>>,
 }
 
 /// What is known of all of it; what is not known is as if there were none.
@@ -120,6 +134,8 @@ struct Known {
     address: Option<IpAddr>,
     runs: Runs,
     statuses: Option<Vec<ServiceStatus>>,
+    handed: Handed,
+    node: Option<String>,
 }
 
 /// The runnable: all of it. What is on the disk is said once in each life.
@@ -137,8 +153,9 @@ pub fn kubernetes(host: Host, facts: Facts) -> Runnable {
             {
                 facts.setup.set(setup);
             }
-            let watched = facts.clone();
-            let deciding = reduce(move || startup::inputs(&watched), startup::decide, &parts.startup);
+            let (watched, handed) = (facts.clone(), parts.handed.clone());
+            let deciding =
+                reduce(move || startup::inputs(&watched, &handed), startup::decide, &parts.startup);
             starting.start("follow", follow::follow(files.clone(), facts.clone()))?;
             starting.start("decide", deciding)?;
             let certificates = certificates_of(
@@ -169,10 +186,26 @@ pub fn kubernetes(host: Host, facts: Facts) -> Runnable {
             let controller =
                 controller::controller(files.clone(), facts.clone(), port, inputs, parts.gate.clone());
             starting.start("controller", controller)?;
+            let own = own_node::Around {
+                files: files.clone(),
+                places: host.places.clone(),
+                clock: host.clock.clone(),
+                url: format!("https://{}", host.ports.load_balancer),
+                startup: parts.startup.clone(),
+                held: parts.held.clone(),
+                statuses: parts.statuses.clone(),
+                runs: parts.runs.clone(),
+            };
+            starting.start("own_node", own_node::own_node(own, parts.handed.clone()))?;
+            let finding = finding(&files, &parts);
+            starting.start("api_servers", finding)?;
+            let balancing = balancer::balancer(host.ports.load_balancer, parts.servers.clone());
+            starting.start("balancer", balancing)?;
             let wanted = Value::new();
             starting.start("render", render(host.clone(), facts.clone(), parts.clone(), wanted.clone()))?;
             let hands = Hands {
                 whose: Whose::Kubernetes,
+                particulars: leftovers::PARTICULARS,
                 places: host.places.clone(),
                 directory: files.kubernetes(),
                 store: Store(files.kubernetes().join("none")),
@@ -199,7 +232,12 @@ fn render(
         async move {
             let healthy = starting.healthy();
             let mut inputs = inputs(&parts)
-                .with(&facts.address, |known: &mut Known, address| known.address = Some(address));
+                .with(&parts.handed, |known: &mut Known, handed| known.handed = handed)
+                .with(&facts.address, |known: &mut Known, address| known.address = Some(address))
+                .with(&facts.connection, |known: &mut Known, connection| {
+                    known.node = Some(connection.id.to_string());
+                });
+            let (family, may_raise_scores) = (host.places.family(), may_raise_scores());
             let (etcd, directory) = (etcd::client_socket(&host.files), host.files.kubernetes());
             let of_before = kept::about(&host.files).address;
             let mut runs = Runs::read(&host.files);
@@ -218,6 +256,10 @@ fn render(
                     ports: &host.ports,
                     etcd: &etcd,
                     directory: &directory,
+                    handed: &known.handed,
+                    node: known.node.as_deref().unwrap_or_default(),
+                    family: &family,
+                    may_raise_scores,
                 };
                 let wanted = wanted::wanted(&all, |around| {
                     let bundle = hex::encode(around.bundle.digest.0);
@@ -235,6 +277,37 @@ fn render(
             }
         }
     })
+}
+
+/// Whether this process may make processes less likely to be killed than they are: whether it has `CAP_SYS_RESOURCE`
+/// (capabilities(7)), as `/proc/self/status` says it.
+fn may_raise_scores() -> bool {
+    const CAP_SYS_RESOURCE: u32 = 24;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    effective.is_some_and(|effective| effective >> CAP_SYS_RESOURCE & 1 == 1)
+}
+
+/// Where a worker's components find API servers, for as long as there are any of these components.
+fn finding(files: &Files, parts: &Parts) -> Runnable {
+    let (files, parts) = (files.clone(), parts.clone());
+    let output = parts.servers.clone();
+    let inputs = move || {
+        Inputs::new((None, Vec::new()))
+            .with(&parts.startup, |known: &mut (Option<Startup>, _), startup| known.0 = Some(startup))
+            .with(&parts.statuses, |known: &mut (_, Vec<ServiceStatus>), statuses| known.1 = statuses)
+    };
+    let decide = move |(startup, statuses): &(Option<Startup>, Vec<ServiceStatus>)| {
+        let startup = startup.as_ref()?;
+        let role = components::id(Duty::Worker, "").role;
+        let is_used = !matches!(startup.worker, Part::Off(_)) || statuses.iter().any(|one| one.role == role);
+        // Who leaves needs them as they were last.
+        let setup = startup.setup.clone().or_else(|| is_used.then(|| setup::last(&files)).flatten());
+        let servers = setup.map(|setup| balancer::servers(setup.api_servers()));
+        Some(servers.filter(|_| is_used))
+    };
+    reduce(inputs, decide, &output)
 }
 
 /// Says how all of it does.

@@ -9,6 +9,7 @@ use crate::roleserver::cluster::kubernetes::controller::Gate;
 use crate::roleserver::cluster::kubernetes::held::Held;
 use crate::roleserver::cluster::kubernetes::runs::{Run, Runs};
 use crate::roleserver::cluster::kubernetes::startup::{Part, Startup};
+use crate::roleserver::cluster::kubernetes::wanted::ends_by_itself;
 use crate::roleserver::cluster::services::told::shortened;
 
 /// What is said; nothing where the node has no role of Kubernetes and runs nothing of it.
@@ -20,6 +21,12 @@ pub fn told(
     gate: &Gate,
     held: &Held,
 ) -> Option<wire::KubernetesStatus> {
+    // What has done its work is no component that could be ill.
+    let done =
+        |status: &&wire::ServiceStatus| status.kind() == Kind::Ended && ends_by_itself(&status.service);
+    let statuses: Vec<wire::ServiceStatus> =
+        statuses.iter().filter(|status| !done(status)).cloned().collect();
+    let statuses = statuses.as_slice();
     let parts = [&startup.controller, &startup.worker];
     if statuses.is_empty() && parts.iter().all(|part| **part == Part::Off(None)) {
         return None;
@@ -112,6 +119,24 @@ mod tests {
         assert!(say(&off, &[status("kube-scheduler", Kind::Stopping, 1)]).is_some());
         let needed = Startup { controller: Part::Off(Some("no etcd".to_owned())), ..off };
         assert_eq!(say(&needed, &[]).unwrap().waits, "no etcd");
+    }
+
+    #[test]
+    fn image_that_is_there_is_no_component_and_one_that_is_not_is() {
+        let mut runs = Runs::default();
+        let run = runs.number(3, "aa", "1.20.2", 0);
+        let worker = Startup { controller: Part::Off(None), worker: Part::On, setup: Some(setup()) };
+        for (image, names, generation) in [
+            (Kind::Ended, vec!["kubelet"], 3),
+            (Kind::BackingOff, vec!["image-pause", "kubelet"], 0),
+            (Kind::Waiting, vec!["image-pause", "kubelet"], 0),
+        ] {
+            let statuses = [status("kubelet", Kind::Healthy, run), status("image-pause", image, run)];
+            let told = told(&worker, &statuses, &runs, &Gate::default(), &Held::default()).unwrap();
+            let said: Vec<&str> = told.components.iter().map(|component| component.name.as_str()).collect();
+            assert_eq!((said, told.generation), (names, generation), "{image:?}");
+            assert_eq!((told.bundle.as_str(), told.waits.as_str()), ("aa", ""));
+        }
     }
 
     #[test]

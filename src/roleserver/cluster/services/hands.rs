@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::model::declaration::{Run, Sha256};
 use crate::model::role::Role;
-use crate::roleserver::child::keep::{KeepError, Places, end_within, find, find_or_start};
+use crate::roleserver::child::keep::{KeepError, Places, end_but, end_within, find, find_or_start};
 use crate::roleserver::child::launch::{LaunchError, Order, Record, launch};
 use crate::roleserver::child::log;
 use crate::roleserver::child::spec::{Spec, User};
@@ -52,11 +52,29 @@ impl Whose {
     }
 }
 
+/// What is particular to programs that do more on the host than run.
+#[derive(Clone, Copy, Debug)]
+pub struct Particulars {
+    /// What the names begin with of programs that one starts and that outlive it until it is forgotten.
+    pub spared: fn(&Id) -> Option<&'static str>,
+    /// Makes what one needs outside its directory. Blocks.
+    pub prepare: fn(&Id, &Places) -> std::io::Result<()>,
+    /// Undoes what one did outside its directory, and what it mounted in it. Nothing of it runs any more. Blocks.
+    pub undo: fn(&Id, &Path, &Places) -> std::io::Result<()>,
+}
+
+impl Particulars {
+    /// Programs that do nothing of the kind.
+    pub const NONE: Self = Self { spared: |_| None, prepare: |_, _| Ok(()), undo: |_, _, _| Ok(()) };
+}
+
 /// With what it is done.
 #[derive(Clone, Debug)]
 pub struct Hands {
     /// Whose programs these are.
     pub whose: Whose,
+    /// What is particular to them.
+    pub particulars: Particulars,
     /// Where programs are kept.
     pub places: Arc<Places>,
     /// Above the directories of services.
@@ -170,6 +188,11 @@ impl Hands {
     ) -> Result<(Record, OwnedFd), HandsError> {
         let (rendered, _) = wanted.rendered.as_ref().map_err(|why| HandsError::Rendering(why.clone()))?;
         let files = before.map(|before| before.files.clone()).unwrap_or_default();
+        (self.particulars.prepare)(&wanted.id, &self.places).map_err(|source| HandsError::Io {
+            doing: "preparing what is needed beside",
+            path: self.directory_of(&wanted.id),
+            source,
+        })?;
         let spec = match &rendered.run {
             Run::Path(path) => self.spec(wanted, Path::new(path))?,
             // By way of the directory that it runs in: no other way leads there but for us.
@@ -266,6 +289,7 @@ impl Hands {
             groups: account.groups,
             limits: if rooted { root::limits(wanted.limits) } else { wanted.limits },
             stale: Vec::new(),
+            spared: (self.particulars.spared)(&wanted.id).map(str::to_owned),
             stop_time: wanted.stop_time,
         })
     }
@@ -320,14 +344,20 @@ impl Hands {
 
     /// Ends all that is left of a service whose main process had its time to end.
     pub fn end(&self, id: &Id) -> Result<(), HandsError> {
-        Ok(end_within(&id.child(), &self.places, Duration::ZERO)?)
+        Ok(end_but(&id.child(), &self.places, Duration::ZERO, (self.particulars.spared)(id))?)
     }
 
     /// Removes all that a service has left, of which nothing runs: its note last, so that what is left is found again.
     pub fn forget(&self, id: &Id) -> Result<(), HandsError> {
         let name = id.child();
         end_within(&name, &self.places, UNKNOWN_STOP)?;
-        remove_tree(&self.directory_of(id))?;
+        let own = self.directory_of(id);
+        (self.particulars.undo)(id, &own, &self.places).map_err(|source| HandsError::Io {
+            doing: "undoing what was done beside",
+            path: own.clone(),
+            source,
+        })?;
+        remove_tree(&own)?;
         let directory = self.places.directory.join(&name);
         let bundle = self.bundle_of(id);
         bundle.forget(&name).map_err(|source| HandsError::Io {

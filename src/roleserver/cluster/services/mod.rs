@@ -34,7 +34,7 @@ use crate::roleserver::child::keep::Places;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::Files;
 use crate::roleserver::cluster::services::artefacts::Store;
-use crate::roleserver::cluster::services::hands::{Hands, Whose};
+use crate::roleserver::cluster::services::hands::{Hands, Particulars, Whose};
 use crate::roleserver::cluster::services::keeper::Inputs;
 use crate::roleserver::shepherds::Shepherds;
 use crate::supervisor::context::{Runnable, Starting};
@@ -81,8 +81,13 @@ pub fn services(
             let wanted = Value::new();
             let held = Value::new();
             let store = Store(files.artefacts());
-            let hands =
-                Hands { whose: Whose::Declared, places, directory: files.services(), store: store.clone() };
+            let hands = Hands {
+                whose: Whose::Declared,
+                particulars: Particulars::NONE,
+                places,
+                directory: files.services(),
+                store: store.clone(),
+            };
             starting.start("follow", follow::follow(files.clone(), facts.clone()))?;
             starting.start("render", render::render(files, facts.clone(), clock.clone(), wanted.clone()))?;
             starting

@@ -110,6 +110,7 @@ async fn look(hands: &Hands, wanted: &Wanted, check: &Check, end: &CancellationT
     let asking = async {
         match &check.probe {
             Probe::Tcp(port) => connect(loopback(*port)).await.map(drop),
+            Probe::Unix(path) => connect_unix(path).await,
             Probe::Http { port, path } => http(*port, path).await,
             Probe::Https { at, path, shown } => https(*at, path, shown.as_ref()).await,
             Probe::Exec(_) => Ok(()),
@@ -131,6 +132,11 @@ fn loopback(port: u16) -> SocketAddr {
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
     TcpStream::connect(address).await.map_err(|error| format!("connecting to {address} failed: {error}"))
+}
+
+async fn connect_unix(path: &Path) -> Result<(), String> {
+    let connected = tokio::net::UnixStream::connect(path).await;
+    connected.map(drop).map_err(|error| format!("connecting to {} failed: {error}", path.display()))
 }
 
 async fn http(port: u16, path: &str) -> Result<(), String> {
@@ -400,6 +406,11 @@ mod tests {
             }
             connect(loopback(port)).await.unwrap();
         }
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        assert!(connect_unix(&socket).await.unwrap_err().contains("failed"));
+        let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        connect_unix(&socket).await.unwrap();
         let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap().port();
         assert!(connect(loopback(nobody)).await.unwrap_err().contains("connecting to 127.0.0.1"));
     }

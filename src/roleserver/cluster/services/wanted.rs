@@ -139,6 +139,8 @@ pub enum Probe {
     Exec(Vec<String>),
     /// A connection to this port.
     Tcp(u16),
+    /// A connection to this socket in the file system.
+    Unix(PathBuf),
     /// A request to this port and path.
     Http {
         /// The port.

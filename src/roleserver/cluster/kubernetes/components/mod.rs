@@ -22,7 +22,10 @@ use crate::roleserver::cluster::services::placing::Placed;
 use crate::roleserver::cluster::services::wanted::{Check, Id, Probe, Rendered};
 
 pub mod api_server;
+pub mod containerd;
 pub mod controller_manager;
+pub mod kube_proxy;
+pub mod kubelet;
 pub mod scheduler;
 
 /// Where a kubeconfig is, below the directory of whoever has it.
@@ -33,6 +36,8 @@ const INTERVAL: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// So many in a row make it ill.
 const FAILURES: u32 = 3;
+/// Where components find programs of the node.
+const PATHS: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What the components of one role are started with.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +56,12 @@ pub struct Around<'a> {
     pub etcd: &'a Path,
     /// Above the directories of components.
     pub directory: &'a Path,
+    /// The name of this node.
+    pub node: &'a str,
+    /// What tells control groups and devices of this role server from those of another one on this host.
+    pub family: &'a str,
+    /// Whether it may be said of processes that they are less likely to be killed when memory gets short.
+    pub may_raise_scores: bool,
 }
 
 impl Around<'_> {
@@ -74,17 +85,9 @@ impl Around<'_> {
         files: Vec<Placed>,
         read_once: &[&str],
     ) -> Result<Rendered, String> {
-        let material = ("SHEPHERD_MATERIAL".to_owned(), self.material.digest(read_once));
-        Ok(Rendered {
-            run: Run::Path(self.bundle.program(component)?.display().to_string()),
-            arguments,
-            environment: BTreeMap::from([
-                material,
-                ("PATH".to_owned(), "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
-            ]),
-            files,
-            user: "root".to_owned(),
-        })
+        let mut rendered = plain(self.bundle.program(component)?, arguments, files);
+        rendered.environment.insert("SHEPHERD_MATERIAL".to_owned(), self.material.digest(read_once));
+        Ok(rendered)
     }
 
     /// A kubeconfig for whoever asks this server with this pair: JSON, which is YAML.
@@ -103,6 +106,18 @@ impl Around<'_> {
             "current-context": "own",
         });
         Placed { path: KUBECONFIG.to_owned(), contents: format!("{config:#}\n"), mode: 0o600 }
+    }
+}
+
+/// A program of these arguments and files that reads nothing of the material.
+#[must_use]
+pub fn plain(program: PathBuf, arguments: Vec<String>, files: Vec<Placed>) -> Rendered {
+    Rendered {
+        run: Run::Path(program.display().to_string()),
+        arguments,
+        environment: BTreeMap::from([("PATH".to_owned(), PATHS.to_owned())]),
+        files,
+        user: "root".to_owned(),
     }
 }
 
@@ -135,7 +150,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::model::declaration::Sha256;
-    use crate::model::kubernetes::bundle::{File, Manifest, Program};
+    use crate::model::kubernetes::bundle::{File, Image, Manifest, Program};
     use crate::model::kubernetes::version::Version;
     use crate::roleserver::cluster::kubernetes::material::tests::material;
     use crate::roleserver::cluster::kubernetes::setup::tests::setup;
@@ -160,7 +175,16 @@ pub(super) mod tests {
                 needs_roleserver: Version::new(0, 1, 0),
                 programs: programs.map(|program| component(*program)).collect(),
                 add_ons: Vec::new(),
-                images: Vec::new(),
+                images: vec![Image {
+                    name: containerd::PAUSE.to_owned(),
+                    reference: "registry.k8s.io/pause:3.2".to_owned(),
+                    file: File {
+                        path: "images/pause.tar".to_owned(),
+                        size: 1,
+                        sha256: Sha256([1; 32]),
+                        is_program: false,
+                    },
+                }],
             }),
             directory: "/bundle".into(),
         }
@@ -177,6 +201,9 @@ pub(super) mod tests {
             ports: &ports,
             etcd: Path::new("/state/cluster/etcd/client:1"),
             directory: Path::new("/state/cluster/kubernetes"),
+            node: "node-00112233445566778899aabbccddeeff",
+            family: "roleserver-0123456789ab",
+            may_raise_scores: true,
         })
     }
 

@@ -1,0 +1,78 @@
+//! What a worker asks of an API server about its own node, and of the pods on it.
+//!
+//! It asks with the kubelet's certificate, which lets it do no more than this: the authorizer for nodes and the admission
+//! plugin NodeRestriction (Kubernetes, "Using Node Authorization") allow it to amend its own node, but for labels below
+//! `kubernetes.io`, and to evict pods that are bound to it.
+
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::core::Request;
+use serde_json::{Value, json};
+
+use crate::reconciler::objects::kind::{MANAGER, in_address};
+use crate::reconciler::objects::kubernetes::{Api, AskError, unsent, within};
+
+const NODES: &str = "/api/v1/nodes";
+const PODS: &str = "/api/v1/pods";
+
+/// What an API server says to an eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Eviction {
+    /// The pod is told to end, or is gone.
+    Done,
+    /// Not now: too few others of its kind would be left.
+    NotNow,
+}
+
+impl Api {
+    /// A node; none where nobody has registered it.
+    pub async fn node(&self, name: &str) -> Result<Option<Value>, AskError> {
+        let request = Request::new(NODES).get(&in_address(name), &kube::api::GetParams::default());
+        match within(self.0.request(request.map_err(|error| unsent(&error))?)).await {
+            Ok(node) => Ok(Some(node)),
+            Err(AskError::Refused(status)) if status.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Changes of a node what this says (RFC 7386).
+    pub async fn amend_node(&self, name: &str, change: &Value) -> Result<(), AskError> {
+        let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        let request = Request::new(NODES).patch(&in_address(name), &parameters, &Patch::Merge(change));
+        within(self.0.request::<Value>(request.map_err(|error| unsent(&error))?)).await.map(drop)
+    }
+
+    /// All pods that are bound to a node.
+    pub async fn pods_on(&self, node: &str) -> Result<Vec<Value>, AskError> {
+        let parameters = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let request = Request::new(PODS).list(&parameters).map_err(|error| unsent(&error))?;
+        let mut list: Value = within(self.0.request(request)).await?;
+        match list.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) => Ok(items),
+            Some(Value::Null) => Ok(Vec::new()),
+            _ => Err(AskError::Unanswered("its list of pods has no items".to_owned())),
+        }
+    }
+
+    /// Has a pod end, if as many others of its kind are left as its budget for disruptions wants. `api_version` is that of
+    /// the group `policy` in which an eviction is spoken of.
+    pub async fn evict(&self, namespace: &str, pod: &str, api_version: &str) -> Result<Eviction, AskError> {
+        let body = json!({
+            "apiVersion": api_version, "kind": "Eviction", "metadata": {"namespace": namespace, "name": pod},
+        });
+        let request = Request::new(format!("/api/v1/namespaces/{}/pods", in_address(namespace)));
+        let request = request
+            .create_subresource(
+                "eviction",
+                &in_address(pod),
+                &PostParams::default(),
+                body.to_string().into_bytes(),
+            )
+            .map_err(|error| unsent(&error))?;
+        match within(self.0.request::<Value>(request)).await {
+            Ok(_) => Ok(Eviction::Done),
+            Err(AskError::Refused(status)) if status.is_not_found() => Ok(Eviction::Done),
+            Err(AskError::Refused(status)) if status.code == 429 => Ok(Eviction::NotNow),
+            Err(error) => Err(error),
+        }
+    }
+}
