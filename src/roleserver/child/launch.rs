@@ -204,8 +204,7 @@ pub fn recorded(path: &Path) -> Option<Record> {
 }
 
 /// Ends a recorded process as it wants to be ended, then everything in its group but for what is spared
-/// ([`Spec::spared`]). Nothing
-/// else stays of it, also where it was a child of ours and nobody waits for it any more. Blocks.
+/// ([`Spec::spared`]). Nothing else stays of it, also where it was a child of ours and nobody waits for it any more. Blocks.
 pub fn stop(
     record: Option<&Record>,
     group: &Group,
