@@ -106,7 +106,8 @@ pub(super) fn archive(
     let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::none()));
     let manifest = ("manifest.json".to_owned(), serde_json::to_vec(&manifest)?, 0o644);
     let entries = files.iter().map(|file| (file.path.clone(), file.content.clone(), 0o755));
-    let images = images.iter().map(|(name, _, content)| (format!("images/{name}.tar"), content.clone(), 0o644));
+    let images =
+        images.iter().map(|(name, _, content)| (format!("images/{name}.tar"), content.clone(), 0o644));
     for (path, content, mode) in std::iter::once(manifest).chain(entries).chain(images) {
         let mut header = tar::Header::new_ustar();
         header.set_path(&path)?;

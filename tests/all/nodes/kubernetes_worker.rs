@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::service_status::Kind;
 use shepherd::roleserver::cluster::kubernetes::groups;
@@ -201,7 +201,10 @@ async fn workers_begin_in_order_outlive_whoever_started_them_and_leave_nothing()
     owner.until_said(&node).await?;
     owner.roles(&node, &["kubernetes-worker"], &[]).await?;
     let well = until_told(&owner, &node, "all are well", all_well).await?;
-    assert_eq!((well.bundle.as_str(), well.version.as_str(), well.waits.as_str()), (&*bundle.0, "1.20.2", ""));
+    assert_eq!(
+        (well.bundle.as_str(), well.version.as_str(), well.waits.as_str()),
+        (&*bundle.0, "1.20.2", "")
+    );
     assert!(well.generation > 0);
 
     let first = |child| started(&node, child)?[0]["at"].as_f64().context("no time");
@@ -212,7 +215,8 @@ async fn workers_begin_in_order_outlive_whoever_started_them_and_leave_nothing()
     let key = node.files().kubernetes().join("worker/kubelet.key");
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(key)?.permissions());
     assert_eq!(mode & 0o777, 0o600);
-    let range = std::fs::read_to_string(node.files().kubernetes().join(CONTAINERD).join("cni/90-pods.conflist"))?;
+    let range =
+        std::fs::read_to_string(node.files().kubernetes().join(CONTAINERD).join("cni/90-pods.conflist"))?;
     assert!(range.contains("10.128.0.0/24"), "{range}");
     let (shim, pod) = (pid(&node, CONTAINERD, "shim.pid")?, pid(&node, KUBELET, "pod.pid")?);
     assert!(runs(shim) && runs(pod) && !pod_groups(&node)?.is_empty());
@@ -230,17 +234,21 @@ async fn workers_begin_in_order_outlive_whoever_started_them_and_leave_nothing()
     assert_eq!(pid(&node, CONTAINERD, "shim.pid")?, shim);
 
     // Killed, and replaced: the components notice nothing.
-    let running: Vec<Instance> =
-        [CONTAINERD, KUBELET, PROXY].into_iter().map(|child| instance(&node, child)).collect::<Result<_>>()?;
+    let running: Vec<Instance> = [CONTAINERD, KUBELET, PROXY]
+        .into_iter()
+        .map(|child| instance(&node, child))
+        .collect::<Result<_>>()?;
     node.kill_role_server()?;
     start(&mut node, &program)?;
     owner.until_well(1, 1).await?;
     until_told(&owner, &node, "all are well once more", all_well).await?;
-    let now: Vec<Instance> =
-        [CONTAINERD, KUBELET, PROXY].into_iter().map(|child| instance(&node, child)).collect::<Result<_>>()?;
+    let now: Vec<Instance> = [CONTAINERD, KUBELET, PROXY]
+        .into_iter()
+        .map(|child| instance(&node, child))
+        .collect::<Result<_>>()?;
     assert_eq!(now, running, "only its role server was started again");
     let kubernetes = node.files().kubernetes();
-    ensure!(mounts.below(&kubernetes)?.len() == 2, "{:?}", mounts.below(&kubernetes)?);
+    assert_eq!(mounts.below(&kubernetes)?.len(), 2, "{:?}", mounts.below(&kubernetes)?);
 
     owner.roles(&node, &[], &["kubernetes-worker"]).await?;
     until("all of it is gone", async || {

@@ -3,6 +3,7 @@
 mod crashes;
 mod forming;
 mod kubernetes;
+mod kubernetes_pods;
 mod kubernetes_worker;
 mod node;
 mod renewal;

@@ -1,7 +1,7 @@
 //! Nodes of a test, and the owner of their cluster.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,7 +83,8 @@ impl Node {
             address,
             facts: Facts::default(),
             clock: Clock::host(),
-            ports: Ports::default(),
+            // The loopback is the host's, and other nodes of it are beside this one.
+            ports: Ports { load_balancer: SocketAddr::new(address, 6445), ..Ports::default() },
             running: None,
             directory: tempfile::tempdir()?,
         })

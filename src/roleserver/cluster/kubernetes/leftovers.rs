@@ -132,9 +132,10 @@ fn unescaped(text: &str) -> PathBuf {
 
 /// The name of the bridge is this role server's own: nobody else's is meant.
 fn remove_bridge(name: &str) {
-    if Path::new("/sys/class/net").join(name).exists()
-        && let Err(why) = run(Path::new("ip"), &["link", "delete", "dev", name])
-    {
+    // Of the network that this process is in, which /sys need not be about.
+    let devices = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+    let is_there = devices.lines().any(|line| line.trim_start().starts_with(&format!("{name}:")));
+    if is_there && let Err(why) = run(Path::new("ip"), &["link", "delete", "dev", name]) {
         tracing::warn!(name, why, "the bridge of pods stays");
     }
 }

@@ -277,8 +277,10 @@ pub(super) mod tests {
         assert_eq!(worker_starts(own, |_, _, _, gate, _| gate.open = false), Some(true));
         assert_eq!(worker_starts(own, |_, materials, _, _, _| materials.worker = None), Some(false));
         assert_eq!(worker_starts(own, |_, _, held, _, _| held.bundle = None), Some(false));
-        let leaving = |startup: &mut Startup| startup.worker = Part::Leaving("x".to_owned());
-        assert_eq!(worker_starts(own, |startup, _, _, _, _| leaving(startup)), Some(false));
+        assert_eq!(
+            worker_starts(own, |startup, _, _, _, _| startup.worker = Part::Leaving("x".to_owned())),
+            Some(false)
+        );
         assert_eq!(worker_starts(own, |startup, _, _, _, _| startup.worker = Part::Off(None)), None);
         assert_eq!(worker_starts(None, |_, _, _, _, _| {}), Some(false));
         assert_eq!(

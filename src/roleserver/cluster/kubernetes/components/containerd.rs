@@ -196,7 +196,7 @@ mod tests {
         BinaryName = "/bundle/bin/runc"
         SystemdCgroup = false
         [plugins."io.containerd.grpc.v1.cri".cni]
-        bin_dir = "/bundle/cni"
+        bin_dir = "/bundle/cni/"
         conf_dir = "/state/cluster/kubernetes/kubernetes-worker_containerd/cni"
         "#);
         insta::assert_snapshot!(started.files[1].contents, @r#"
