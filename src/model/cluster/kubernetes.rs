@@ -467,7 +467,7 @@ pub(crate) mod tests {
             ),
             (
                 with(|k| k.service_range = "10.96.0.0/8".into()),
-                "service_range: \"10.96.0.0/8\" begins in the middle of a range",
+                "service_range: 10.96.0.0/8 begins in the middle of a range",
             ),
             (
                 with(|k| k.service_range = "10.96.0.0/29".into()),
