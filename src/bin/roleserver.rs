@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use shepherd::model::usage::usage_sentence;
 use shepherd::roleserver::child::launch;
-use shepherd::roleserver::commands::{CommandError, enroll, metrics, run, status, supervise};
+use shepherd::roleserver::commands::{CommandError, enroll, metrics, plan, run, status, supervise};
 use shepherd::roleserver::hardware::{self, Sources};
 use shepherd::roleserver::logs::own::OwnLog;
 use shepherd::roleserver::state_directory::StateDirectory;
@@ -73,6 +73,11 @@ enum Verb {
     },
     /// Print what the role server that runs here counts, for Prometheus.
     Metrics {
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Print what would be changed in Kubernetes, where this machine runs its control plane; nothing is.
+    Plan {
         #[command(flatten)]
         place: Place,
     },
@@ -167,6 +172,10 @@ fn execute(verb: Verb) -> Result<(), CommandError> {
         }
         Verb::Metrics { place } => {
             let text = metrics::text(&state_directory(&place, home)?)?;
+            print(&text)
+        }
+        Verb::Plan { place } => {
+            let text = plan::text(&state_directory(&place, home)?)?;
             print(&text)
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! What survives a restart is in files; how the parts of a running role server fare is known to that one alone. Whoever
 //! connects to a socket of its state directory reads a page as text, and the end: the tree of its runnables from
-//! `status.sock`, metrics from `metrics.sock`. Nothing is asked and nothing can be ordered: who may read that directory,
-//! root or the user it runs as, may read this.
+//! `status.sock`, metrics from `metrics.sock`, and where it runs a control plane of Kubernetes what a pass over the built-in
+//! objects would change, from `cluster/kubernetes/plan.sock`. Nothing can be ordered: who may read that directory, root or
+//! the user it runs as, may read this.
 
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
@@ -22,6 +23,8 @@ use crate::supervisor::report::Report;
 pub const STATUS: &str = "status.sock";
 /// Where metrics are told.
 pub const METRICS: &str = "metrics.sock";
+/// Where it is told what a pass over the built-in objects would change.
+pub const PLAN: &str = "plan.sock";
 /// A path to a socket is shorter than this, by the kernel's `struct sockaddr_un` (unix(7)).
 const LONGEST_PATH: usize = 108;
 /// Whoever does not read or write for so long is left alone.
@@ -60,11 +63,32 @@ pub fn telling(
     })
 }
 
+/// Says on a socket of this name what `page` comes to, each time that somebody asks, until it is dropped or nobody can ask
+/// any more; one after the other.
+pub async fn telling_anew<P: Future<Output = String>>(
+    directory: &Path,
+    name: &str,
+    page: impl Fn() -> P,
+) -> std::io::Result<()> {
+    let listener = listen(directory, name)?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        let text = page().await;
+        // Whoever goes away unheard has not asked.
+        let _ = tokio::time::timeout(PATIENCE, stream.write_all(text.as_bytes())).await;
+    }
+}
+
 /// What the role server on this state directory says on the socket of this name. Blocks, for five seconds at the most
 /// where nothing comes.
 pub fn ask(directory: &Path, name: &str) -> std::io::Result<String> {
+    ask_within(PATIENCE, directory, name)
+}
+
+/// The same, where it may take longer until something comes.
+pub fn ask_within(patience: Duration, directory: &Path, name: &str) -> std::io::Result<String> {
     let mut stream = at(directory, name, |path| BlockingStream::connect(path))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(text)

@@ -5,6 +5,7 @@
 
 pub mod enroll;
 pub mod metrics;
+pub mod plan;
 pub mod run;
 pub mod status;
 pub mod supervise;

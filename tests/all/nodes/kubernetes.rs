@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use flate2::Compression;
@@ -21,12 +22,14 @@ use shepherd::reconciler::program::Program;
 use shepherd::reconciler::status::Status;
 use shepherd::roleserver::cluster::etcd;
 use shepherd::roleserver::running::Instance;
+use shepherd::roleserver::told as told_page;
 
 use super::node::{Node, Owner, patiently};
 use super::services::{founded, instance};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
+const MINUTE: Duration = Duration::from_mins(1);
 const API_SERVER: &str = "kubernetes-controller_kube-apiserver";
 const CONTROLLER_MANAGER: &str = "kubernetes-controller_kube-controller-manager";
 const SCHEDULER: &str = "kubernetes-controller_kube-scheduler";
@@ -354,6 +357,9 @@ async fn real_controllers_make_their_objects_and_begin() -> TestResult {
     owner.roles(&node, &["kubernetes-controller"], &[]).await?;
     let well = until_told(&owner, &node, "all are well", all_well).await?;
     assert!(well.reconciles && well.clashes.is_empty(), "{well:?}");
+    let directory = node.files().kubernetes();
+    let plan = tokio::task::spawn_blocking(move || told_page::ask_within(MINUTE, &directory, told_page::PLAN));
+    assert_eq!(plan.await??, "nothing: all objects are as this release wants them\n");
     assert_eq!((well.bundle, well.version.as_str()), (bundle.0, version));
     Ok(())
 }

@@ -32,6 +32,7 @@ use crate::roleserver::cluster::kubernetes::certificates::Materials;
 use crate::roleserver::cluster::kubernetes::material::{SERVERS, name};
 use crate::roleserver::cluster::kubernetes::startup::{Part, Startup};
 use crate::roleserver::cluster::services::told::shortened;
+use crate::roleserver::told;
 use crate::supervisor::context::{Runnable, Scope, Starting};
 use crate::supervisor::outcome::Stop;
 use crate::supervisor::value::Value;
@@ -160,7 +161,17 @@ async fn tend(
         ttl: LEADER_TTL,
         pace: Pace::default(),
     };
-    let objects = KubernetesObjects::new(Connection { url, identity: Some(identity) }, wishes);
+    let connection = Connection { url, identity: Some(identity) };
+    let planned = KubernetesObjects::new(connection.clone(), wishes.clone());
+    let telling = async {
+        let page = || async { planned.plan().await.map_or_else(|error| format!("{error}\n"), as_a_page) };
+        let told = told::telling_anew(&files.kubernetes(), told::PLAN, page).await;
+        if let Err(error) = told {
+            tracing::warn!(%error, "what would be changed in Kubernetes cannot be told; going on without");
+        }
+        std::future::pending::<()>().await;
+    };
+    let objects = KubernetesObjects::new(connection, wishes);
     let mut troubles = objects.troubles();
     let reconciler = Reconciler::new(settings, objects);
     let mut leads = reconciler.leads();
@@ -170,7 +181,7 @@ async fn tend(
         until_ready(&client, &program, &record, &told).await;
     };
     let running = reconciler.run(&ending);
-    tokio::pin!(asking, running);
+    tokio::pin!(asking, running, telling);
     let mut wished = inputs.wishes.watch();
     let mut open = false;
     loop {
@@ -186,12 +197,18 @@ async fn tend(
         tokio::select! {
             () = &mut running => return Ok(()),
             () = &mut asking, if !open => open = true,
+            () = &mut telling => {}
             Ok(()) = waits.changed() => {}
             Ok(()) = leads.changed() => {}
             Ok(()) = troubles.changed() => {}
             next = wished.next() => drop(wish.send_replace(Some(next))),
         }
     }
+}
+
+/// A plan as a person reads it, who asked for it.
+fn as_a_page(plan: String) -> String {
+    if plan.is_empty() { "nothing: all objects are as this release wants them\n".to_owned() } else { plan }
 }
 
 /// What is in the way of objects, as a curator hears of it.
