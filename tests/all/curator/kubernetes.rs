@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use rcgen::{KeyPair, PublicKeyData as _};
 use shepherd::curator::kubernetes::rotation::TOKEN_OVERLAP;
 use shepherd::proto::curator::v1 as wire;
+use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::issue_kubernetes_user_request::Access;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::kubernetes_rotation::Stage;
@@ -398,5 +399,39 @@ async fn replacement_goes_on_under_another_leader() -> TestResult {
     }
     assert_eq!(now.authorities[1].trusted, [both[1].clone()]);
     assert!(get(&owner).await?.rotations.is_empty());
+    Ok(())
+}
+
+/// A node whose certificates are revoked is given nothing more of Kubernetes, and what it follows ends.
+#[tokio::test]
+async fn revoked_node_gets_no_certificate_and_is_told_nothing() -> TestResult {
+    use wire::KubernetesComponent as Component;
+    let cluster = Cluster::start().await?;
+    let owner = cluster.as_owner().await?;
+    put_kubernetes(owner.clone()).await?;
+    let nodes = [Caller::come(&cluster, 7).await?, Caller::come(&cluster, 8).await?];
+    for node in &nodes {
+        node.say(0).await?;
+        roles(&owner, node, &[WORKER], &[]).await?;
+        node.certificate(Component::Kubelet).await?;
+    }
+    let [node, other] = nodes;
+    let mut watching = node.watch().await?;
+    told(&mut watching, |_| true).await?;
+    let which = Some(wire::revoke_credentials_request::Which::NodeId(node.id()));
+    CredentialsClient::new(owner.clone()).revoke(wire::RevokeCredentialsRequest { which }).await?;
+    let ended = in_time("the end of what it follows", watching.message()).await?;
+    assert_eq!(ended.map_err(|status| status.code()), Err(Code::Unauthenticated));
+    // Nor by a connection that it begins anew, whatever it asks for.
+    let certificate = super::cluster::certificate(&cluster.authority, &node.holder, cluster.time.now())?;
+    let node = Caller { channel: cluster.channel(0, Some(node.holder.with(&certificate)?))?, ..node };
+    for component in [Component::Kubelet, Component::KubeletServer, Component::Proxy, Component::ApiServer] {
+        let refused = node.certificate(component).await.err().context("it was given one")?;
+        assert_eq!(refused.code(), Code::Unauthenticated, "{component:?}: {refused}");
+    }
+    let mut calling = KubernetesClient::new(node.channel.clone());
+    let (code, _) = refusal(calling.get_signing_key(wire::GetSigningKeyRequest {}).await)?;
+    assert_eq!(code, Code::Unauthenticated);
+    other.certificate(Component::Kubelet).await?;
     Ok(())
 }

@@ -1,8 +1,10 @@
 //! Who leads, that nobody else answers, and that those who call find the next one by themselves.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rustls::sign::CertifiedKey;
 use shepherd::curator::leader_channel::Curators;
 use shepherd::curator::pki::{Serial, Validity};
 use shepherd::etcd::key_space::TICKETS;
@@ -19,26 +21,31 @@ use super::cluster::{AN_HOUR_MS, Cluster, Holder, Wanted, certificate, refusal};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::{in_time, until};
 
-fn three() -> Wanted {
+pub(super) fn three() -> Wanted {
     Wanted { size: 3, ttl: Duration::from_secs(5), deadline: Duration::from_secs(3), ..Wanted::default() }
 }
 
 /// The way of an owner to the leader, followed in the background.
-fn way(cluster: &Cluster) -> Result<(Curators, JoinSet<()>)> {
+pub(super) fn way(cluster: &Cluster) -> Result<(Curators, JoinSet<()>)> {
     let validity = Validity::starting(cluster.time.now(), Duration::from_hours(1));
     let issued =
         cluster.authority.issue_owner("kim", &cluster.owner.key, Serial::new(rand::random()), validity)?;
-    let curators = cluster.curators(Some(cluster.owner.with(&issued.certificate)?));
+    Ok(way_of(cluster, cluster.owner.with(&issued.certificate)?))
+}
+
+/// The way of whoever has this certificate to the leader, followed in the background.
+pub(super) fn way_of(cluster: &Cluster, own: Arc<CertifiedKey>) -> (Curators, JoinSet<()>) {
+    let curators = cluster.curators(Some(own));
     let mut following = JoinSet::new();
     following.spawn({
         let curators = curators.clone();
         async move { match curators.follow().await {} }
     });
-    Ok((curators, following))
+    (curators, following)
 }
 
 /// Makes a call to the leader, whoever that is by the time: makes it again as long as nobody leads.
-async fn whoever_leads<T>(
+pub(super) async fn whoever_leads<T>(
     what: &str,
     call: impl AsyncFn() -> Result<tonic::Response<T>, Status>,
 ) -> Result<T> {

@@ -5,6 +5,8 @@ pub(crate) mod cluster;
 mod consensus;
 mod heartbeats;
 mod kubernetes;
+mod kubernetes_kinds;
+mod kubernetes_turns;
 mod leading;
 mod life;
 mod owner_keys;

@@ -3,11 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use shepherd::curator::bootstrap::{Founding, bootstrap};
 use shepherd::curator::cluster::{Cluster, cluster_key};
+use shepherd::curator::kubernetes::allotment::{Allotment, Told};
+use shepherd::curator::kubernetes::authority::{Signer, new_key};
+use shepherd::curator::kubernetes::keys::{Keys as KubernetesKeys, Which, keys_key};
+use shepherd::curator::kubernetes::settings::{Settings, settings_key};
 use shepherd::curator::node::{ConsensusMember, Node, State};
-use shepherd::curator::pki::{Authority, Validity};
+use shepherd::curator::pki::{Authority, Serial, Validity};
 use shepherd::curator::restore::Restoring;
 use shepherd::curator::snapshot::Snapshot;
 use shepherd::etcd::client::Client;
@@ -15,7 +19,7 @@ use shepherd::etcd::key_space::{CERTIFICATES, NODES, ROOT};
 use shepherd::etcd::namespace::Keys;
 use uuid::Uuid;
 
-use super::cluster::{Holder, founding};
+use super::cluster::{Holder, founding, kubernetes_settings};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers;
 
@@ -30,7 +34,11 @@ fn nodes(records: &BTreeMap<String, Vec<u8>>) -> Result<Vec<Node>> {
 }
 
 /// A cluster of two consensus members and a node, and what is needed to restore it on another node.
-async fn taken(owner: &Holder, restorer: &Holder) -> Result<(Snapshot, Founding)> {
+async fn taken(
+    owner: &Holder,
+    restorer: &Holder,
+    also: &[(String, Vec<u8>)],
+) -> Result<(Snapshot, Founding)> {
     let (first, second, worker) = (Holder::new()?, Holder::new()?, Holder::new()?);
     let now = shepherd::model::time::Timestamp::from(std::time::SystemTime::now());
     let etcd = etcd_servers::Cluster::start_named(vec![first.id.to_string()]).await?;
@@ -41,6 +49,9 @@ async fn taken(owner: &Holder, restorer: &Holder) -> Result<(Snapshot, Founding)
     member.roles.consensus_member = Some(ConsensusMember { member: 7, peers: BTreeMap::new() });
     for node in [member, Node::new(worker.key, State::Up, now)] {
         client.put_unguarded(&Node::etcd_key(&node.id)?, &node.encode()?).await?;
+    }
+    for (key, value) in also {
+        client.put_unguarded(key, value).await?;
     }
     // More than one transaction.
     for number in 0..250 {
@@ -61,7 +72,7 @@ async fn taken(owner: &Holder, restorer: &Holder) -> Result<(Snapshot, Founding)
 #[tokio::test]
 async fn restored_cluster_has_all_records_and_no_member_of_before_however_often_it_is_begun() -> TestResult {
     let (owner, restorer) = (Holder::new()?, Holder::new()?);
-    let (snapshot, founding) = taken(&owner, &restorer).await?;
+    let (snapshot, founding) = taken(&owner, &restorer, &[]).await?;
     let etcd = etcd_servers::Cluster::start_named(vec![restorer.id.to_string()]).await?;
     let (client, now) = (etcd.client(), snapshot.taken_at);
     // What an attempt that was cut off had written: some of it, and nothing of that counts.
@@ -102,5 +113,68 @@ async fn restored_cluster_has_all_records_and_no_member_of_before_however_often_
     let error = error.map_err(|error| error.to_string());
     let said = "holds it of epoch 3, and epoch 4 was ordered";
     assert!(error.as_ref().is_err_and(|error| error.contains(said)), "{error:?}");
+    Ok(())
+}
+
+/// What Kubernetes is to be, its authorities and the keys of its service accounts are those of the snapshot, so that whoever
+/// runs by them goes on. But all of it is told anew, in a generation that no node can have spoken of: what one said or was
+/// told before the loss is of something else.
+#[tokio::test]
+async fn restored_cluster_has_its_kubernetes_in_a_generation_of_its_own() -> TestResult {
+    let (owner, restorer, worker, gone) = (Holder::new()?, Holder::new()?, Holder::new()?, Holder::new()?);
+    let now = shepherd::model::time::Timestamp::from(std::time::SystemTime::now());
+    let signer = |which: Which| {
+        let key = new_key()?;
+        if !which.is_authority() {
+            return Ok(Signer::bare(&key)?);
+        }
+        let validity = Validity::starting(now, std::time::Duration::from_hours(24));
+        let serial = Serial::new(rand::random());
+        anyhow::Ok(Signer::authority(which.as_str(), Uuid::from_u128(7), &key, serial, validity)?)
+    };
+    let signers = Which::ALL.into_iter().map(|which| Ok((which, signer(which)?)));
+    let first = KubernetesKeys::first(None, signers.collect::<Result<_>>()?);
+    let under_way = first.begin(Which::ServiceAccounts, signer(Which::ServiceAccounts)?, now)?;
+    let under_way = under_way.context("it is under way")?;
+    let told = Some(Told { generation: first.generation, at: now });
+    let allotment = |part: &str| anyhow::Ok(Allotment { part: Some(part.parse()?), told, bundle: None });
+    let (its, of_gone) = (allotment("10.128.0.0/24")?, allotment("10.128.1.0/24")?);
+    let record = Node::new(worker.key, State::Up, now);
+    let settings = Settings::new(kubernetes_settings())?.replacing(None, None)?.context("it is new")?;
+    let (snapshot, founding) = taken(
+        &owner,
+        &restorer,
+        &[
+            (Node::etcd_key(&worker.id)?, record.encode()?),
+            (settings_key()?, settings.encode()),
+            (keys_key()?, under_way.encode()),
+            (Allotment::etcd_key(&worker.id)?, its.encode()),
+            (Allotment::etcd_key(&gone.id)?, of_gone.encode()),
+        ],
+    )
+    .await?;
+    let etcd = etcd_servers::Cluster::start_named(vec![restorer.id.to_string()]).await?;
+    bootstrap(&etcd.client(), &founding, snapshot.taken_at).await?;
+    let there = all(&etcd.client()).await?;
+    assert_eq!(Cluster::decode(&cluster_key()?, &there[&cluster_key()?])?.epoch, 3);
+    assert_eq!(there.get(&settings_key()?), Some(&settings.encode()));
+    let keys = KubernetesKeys::decode(&keys_key()?, &there[&keys_key()?])?;
+    for which in Which::ALL {
+        let (before, now) = (under_way.ring(which)?, keys.ring(which)?);
+        assert_eq!(now.signs, before.signs, "{which}: what signs is another one");
+        let trusted = |ring: &shepherd::curator::kubernetes::keys::Ring| {
+            ring.replacement.as_ref().map(|replacement| (replacement.trusted.clone(), replacement.stage))
+        };
+        assert_eq!(trusted(now), trusted(before), "{which}: what is trusted beside it is another one");
+    }
+    assert_eq!(keys.service_account_keys().len(), 2, "tokens of both are believed still");
+    // Whatever was made of it after the snapshot, in the cluster that is lost.
+    assert!(keys.generation > under_way.generation + 1000 && keys.former.is_empty());
+    let replacement = keys.ring(Which::ServiceAccounts)?.replacement.clone().context("it goes on")?;
+    assert_eq!((replacement.generation, replacement.settled_at), (keys.generation, None));
+    let key = Allotment::etcd_key(&worker.id)?;
+    let kept = Allotment::decode(&key, &there[&key])?;
+    assert_eq!(kept, Allotment { told: None, ..its }, "its part, and nothing that it was told");
+    assert!(!there.contains_key(&Allotment::etcd_key(&gone.id)?), "a part of a node that nobody knows");
     Ok(())
 }

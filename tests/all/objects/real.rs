@@ -32,6 +32,21 @@ pub(crate) struct Real {
     etcd: Cluster,
     address: SocketAddr,
     assets: PathBuf,
+    has_front_proxy: bool,
+}
+
+/// Certificates that it is started with, in PEM; pairs with their keys.
+pub(crate) struct Files {
+    /// By what it is known.
+    pub(crate) servers: String,
+    /// By what it knows clients.
+    pub(crate) clients: String,
+    /// By what it knows the front proxy, if it is to.
+    pub(crate) front_proxy: Option<String>,
+    /// What it shows.
+    pub(crate) server: (String, String),
+    /// What the reconciler shows it.
+    pub(crate) client: (String, String),
 }
 
 /// Where the programs are; `None` where they are not, and need not be.
@@ -74,9 +89,6 @@ fn signed(
 impl Real {
     /// Starts one, if it is there to be started.
     pub(crate) async fn start() -> Result<Option<Self>> {
-        let Some(assets) = assets()? else { return Ok(None) };
-        let mut real =
-            Self { program: None, etcd: Cluster::start(1).await?, address: port::reserved()?, assets };
         let mut authority = CertificateParams::new(Vec::new())?;
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         authority.distinguished_name.push(DnType::CommonName, "authority");
@@ -92,13 +104,36 @@ impl Real {
         let subject =
             [(DnType::CommonName, "shepherd:reconciler"), (DnType::OrganizationName, "system:masters")];
         let ours = signed(Vec::new(), &subject, ExtendedKeyUsagePurpose::ClientAuth, &issuer)?;
+        let pair = |(certificate, key): (Certificate, KeyPair)| (certificate.pem(), key.serialize_pem());
+        let files = Files {
+            servers: authority_certificate.pem(),
+            clients: authority_certificate.pem(),
+            front_proxy: None,
+            server: pair(server),
+            client: pair(ours),
+        };
+        Self::start_with(files).await
+    }
+
+    /// Starts one with these, if it is there to be started.
+    pub(crate) async fn start_with(files: Files) -> Result<Option<Self>> {
+        let Some(assets) = assets()? else { return Ok(None) };
+        let mut real = Self {
+            program: None,
+            etcd: Cluster::start(1).await?,
+            address: port::reserved()?,
+            assets,
+            has_front_proxy: files.front_proxy.is_some(),
+        };
         let accounts = key()?;
         for (name, text) in [
-            ("ca.pem", authority_certificate.pem()),
-            ("server.pem", server.0.pem()),
-            ("server.key", server.1.serialize_pem()),
-            ("client.pem", ours.0.pem()),
-            ("client.key", ours.1.serialize_pem()),
+            ("ca.pem", files.servers),
+            ("clients.pem", files.clients),
+            ("front-proxy.pem", files.front_proxy.unwrap_or_default()),
+            ("server.pem", files.server.0),
+            ("server.key", files.server.1),
+            ("client.pem", files.client.0),
+            ("client.key", files.client.1),
             ("accounts.key", accounts.serialize_pem()),
             ("accounts.pub", accounts.public_key_pem()),
         ] {
@@ -106,6 +141,11 @@ impl Real {
         }
         real.run().await?;
         Ok(Some(real))
+    }
+
+    /// Where it serves.
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) fn connection(&self) -> Connection {
@@ -136,13 +176,21 @@ impl Real {
             .args(["--service-account-issuer=https://kubernetes.default.svc", "--cert-dir"])
             .arg(path("certificates"));
         for (flag, name) in [
-            ("--client-ca-file", "ca.pem"),
+            ("--client-ca-file", "clients.pem"),
             ("--tls-cert-file", "server.pem"),
             ("--tls-private-key-file", "server.key"),
             ("--service-account-key-file", "accounts.pub"),
             ("--service-account-signing-key-file", "accounts.key"),
         ] {
             command.arg(format!("{flag}={}", path(name)));
+        }
+        if self.has_front_proxy {
+            command
+                .arg("--anonymous-auth=false")
+                .arg(format!("--requestheader-client-ca-file={}", path("front-proxy.pem")))
+                .args(["--requestheader-allowed-names=front-proxy-client"])
+                .args(["--requestheader-username-headers=X-Remote-User"])
+                .args(["--requestheader-group-headers=X-Remote-Group"]);
         }
         let log = self.etcd.path("apiserver.log");
         self.program = Some(Program::spawn_logged(&mut command, &log)?);
