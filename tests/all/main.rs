@@ -6,6 +6,7 @@ mod architecture;
 mod artefacts;
 mod bad_input;
 mod bmdb_explain;
+mod bmdb_explain_kubernetes;
 mod bmdb_invariants;
 mod bmdb_kit;
 mod bmdb_migrations;
