@@ -14,7 +14,9 @@ use crate::bmdb::inspect;
 use crate::bmdb::lease::{NamedLease, lock_lease};
 use crate::model::cluster::view::{RESTORING, stage};
 use crate::model::facts::Installation;
-use crate::model::fleet_sample::{BrakeOn, FleetSample, SeenCluster, SeenLane, SeenMachine, minute_of};
+use crate::model::fleet_sample::{
+    BrakeOn, FleetSample, SeenCluster, SeenKubernetes, SeenLane, SeenMachine, minute_of,
+};
 use crate::model::ids::MachineId;
 use crate::model::time::{Timestamp, between};
 
@@ -120,6 +122,11 @@ impl Bmdb {
             lives: row.founded && !row.deleting && !row.restoring,
             seen_at: row.seen_at,
             snapshot_at: row.snapshot_at,
+            kubernetes: row.kubernetes.then(|| SeenKubernetes {
+                unwell: u64::try_from(row.unwell).unwrap_or(0),
+                behind: row.behind.and_then(|behind| behind.try_into().ok()).unwrap_or(0),
+            }),
+            upgrade_paused: row.paused,
         });
         Ok(seen.collect())
     }

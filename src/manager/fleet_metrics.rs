@@ -15,7 +15,7 @@ use crate::bmdb::metric_book::{Book, Label};
 use crate::bmdb::metrics::{phase_label, process_label, provider_label};
 use crate::model::brake::ALL;
 use crate::model::fleet_sample::{
-    AGE_BOUNDS, BRAKES, CLUSTER_STAGES, FACTS, FleetSample, MOST_PLACES, OTHER,
+    AGE_BOUNDS, BRAKES, CLUSTER_STAGES, FACTS, FleetSample, MOST_PLACES, OTHER, UPGRADES,
 };
 use crate::model::phase::Phase;
 use crate::model::process::Process;
@@ -211,6 +211,46 @@ impl FleetMetrics {
             "Age of the last snapshot of the cluster whose last one is the oldest",
             &[],
             |sample, _| vec![line([], sample.clusters.oldest_snapshot_seconds)],
+        );
+        self.register_kubernetes(book);
+    }
+
+    fn register_kubernetes(&self, book: &mut Book) {
+        self.gauge(
+            book,
+            "fleet_kubernetes_clusters",
+            "Clusters that are to run Kubernetes and have a control plane",
+            &[],
+            |sample, _| vec![line([], number(sample.clusters.kubernetes))],
+        );
+        self.gauge(
+            book,
+            "fleet_kubernetes_components_unwell",
+            "Components of Kubernetes on nodes of clusters that are not well, as curators said last",
+            &[],
+            |sample, _| vec![line([], number(sample.clusters.components_unwell))],
+        );
+        self.gauge(
+            book,
+            "fleet_kubernetes_nodes_behind",
+            "Nodes that do not act yet on the step of a replacement of keys of Kubernetes that is under way",
+            &[],
+            |sample, _| vec![line([], number(sample.clusters.nodes_behind))],
+        );
+        self.gauge(
+            book,
+            "fleet_cluster_upgrades",
+            "Upgrades of clusters under way, by whether they go on or stand still",
+            &[Label::one_of("state", UPGRADES)],
+            |sample, _| {
+                let counts = [sample.clusters.upgrades_going, sample.clusters.upgrades_paused];
+                let states = UPGRADES.map(str::to_owned);
+                states
+                    .iter()
+                    .zip(counts)
+                    .map(|(state, count)| line([("state", state)], number(count)))
+                    .collect()
+            },
         );
     }
 

@@ -179,7 +179,32 @@ async fn clusters_are_counted_as_they_are_shown_and_those_that_nobody_hears() ->
         .execute(&kit.pool)
         .await?;
     }
+    // Kubernetes of two that live, one of which was never heard of, and of one that is ending.
+    sqlx::raw_sql(
+        r#"INSERT INTO cluster_kubernetes (cluster_id, bundle, version, service_range, pod_range, node_prefix, domain, add_ons,
+                                           asked_at, asked_by, rotate, known)
+           SELECT cluster_id, decode(repeat('ab', 32), 'hex'), '1.31.0', '10.96.0.0/16', '10.128.0.0/12', 24, 'cluster.local',
+                  '{}', now(), 'kim', '[]',
+                  CASE WHEN name <> 'fra' THEN '{"rotations": [{"waits_for": ["a"]}, {"waits_for": ["a", "b"]}]}'::JSONB END
+           FROM cluster WHERE name IN ('ams', 'fra', 'cdg');
+           INSERT INTO machine SELECT gen_random_uuid(), now() FROM generate_series(1, 3);
+           INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at, leaving, kubernetes)
+           SELECT m.machine_id, c.cluster_id, 'worker', now(), CASE WHEN m.n = 3 THEN 'it goes' END,
+                  CASE WHEN m.n > 1 THEN '{"components": [{"state": "healthy"}, {"state": "starting"}, {"state": "down"}]}'::JSONB END
+           FROM (SELECT machine_id, row_number() OVER () AS n FROM machine WHERE machine_id NOT IN
+                     (SELECT machine_id FROM machine_provided) LIMIT 3) m,
+                (SELECT cluster_id FROM cluster WHERE name = 'ams') c;
+           INSERT INTO cluster_upgrade (upgrade_id, cluster_id, released, back, parallelism, deadline_seconds, created_at,
+                                        created_by, reason, paused, ended_at, ended, asked)
+           SELECT name || s.n, cluster_id, TRUE, FALSE, 1, 900, now(), 'kim', 'r', CASE WHEN name = 'ams' THEN 'why' END,
+                  CASE WHEN s.n = 2 THEN now() END, CASE WHEN s.n = 2 THEN 'done' END, '{}'
+           FROM cluster, generate_series(1, 2) s (n) WHERE name IN ('ams', 'fra', 'cdg')"#,
+    )
+    .execute(&kit.pool)
+    .await?;
     let clusters = counted(&kit).await?.clusters;
+    assert_eq!((clusters.kubernetes, clusters.components_unwell, clusters.nodes_behind), (2, 2, 2));
+    assert_eq!((clusters.upgrades_going, clusters.upgrades_paused), (1, 1));
     let some: Vec<(&str, u64)> = clusters
         .stages
         .iter()

@@ -59,6 +59,8 @@ const NO_PROVIDER: &str = "without-provider";
 /// Stages of clusters, in the order of [`STAGES`], as labels say them.
 pub const CLUSTER_STAGES: [&str; 6] =
     ["waiting-for-machines", "founding", "changing", "settled", "restoring", "ending"];
+/// What becomes of upgrades of clusters that are under way.
+pub const UPGRADES: [&str; 2] = ["going", "paused"];
 /// Kinds of brakes.
 pub const BRAKES: [&str; 2] = ["creation", "recovery"];
 /// A minute, in milliseconds.
@@ -173,6 +175,19 @@ pub struct SeenCluster {
     pub seen_at: Option<Timestamp>,
     /// When its last snapshot was taken.
     pub snapshot_at: Option<Timestamp>,
+    /// What it runs of Kubernetes, if it is to.
+    pub kubernetes: Option<SeenKubernetes>,
+    /// Whether its upgrade stands still, if one is under way.
+    pub upgrade_paused: Option<bool>,
+}
+
+/// Kubernetes of a cluster, as it was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SeenKubernetes {
+    /// Components on its nodes that are not well.
+    pub unwell: u64,
+    /// Nodes that do not act on the step of a replacement of keys that is under way: of the one that waits for most.
+    pub behind: u64,
 }
 
 /// What clusters go through.
@@ -185,6 +200,16 @@ pub struct Clusters {
     pub unheard: u64,
     /// How old the last snapshot is of that cluster whose last one is the oldest, in seconds.
     pub oldest_snapshot_seconds: f64,
+    /// Those that are to run Kubernetes.
+    pub kubernetes: u64,
+    /// Components of that on their nodes that are not well.
+    pub components_unwell: u64,
+    /// Nodes that do not act yet on a step of a replacement of keys.
+    pub nodes_behind: u64,
+    /// Upgrades under way that go on.
+    pub upgrades_going: u64,
+    /// Upgrades under way that stand still.
+    pub upgrades_paused: u64,
 }
 
 /// A brake that is on.
@@ -288,6 +313,13 @@ impl Tally {
         if !cluster.lives {
             return;
         }
+        if let Some(kubernetes) = cluster.kubernetes {
+            clusters.kubernetes += 1;
+            clusters.components_unwell += kubernetes.unwell;
+            clusters.nodes_behind += kubernetes.behind;
+        }
+        clusters.upgrades_going += u64::from(cluster.upgrade_paused == Some(false));
+        clusters.upgrades_paused += u64::from(cluster.upgrade_paused == Some(true));
         clusters.unheard += u64::from(cluster.seen_at.is_none_or(|seen| between(seen, cluster.at) > FRESH));
         if let Some(taken) = cluster.snapshot_at {
             let age = between(taken, cluster.at).as_secs_f64();

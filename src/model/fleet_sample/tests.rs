@@ -166,6 +166,8 @@ fn clusters_are_counted_by_their_stage_and_only_those_that_live_must_be_heard() 
         lives,
         seen_at: seen.map(at),
         snapshot_at: snapshot.map(at),
+        kubernetes: None,
+        upgrade_paused: None,
     };
     let mut tally = Tally::new(Policy::default());
     for cluster in [
@@ -193,6 +195,31 @@ fn clusters_are_counted_by_their_stage_and_only_those_that_live_must_be_heard() 
     ];
     assert_eq!(stages, expected);
     assert_eq!((clusters.unheard, clusters.oldest_snapshot_seconds), (2, 600.0));
+}
+
+#[test]
+fn kubernetes_is_counted_of_clusters_that_live() {
+    let mut tally = Tally::new(Policy::default());
+    for (lives, kubernetes, upgrade_paused) in [
+        (true, Some((1, 2)), Some(true)),
+        (true, Some((0, 3)), Some(false)),
+        (true, Some((4, 0)), None),
+        (true, None, Some(false)),
+        (false, Some((70, 70)), Some(true)),
+    ] {
+        tally.add_cluster(&SeenCluster {
+            at: at(1_000),
+            stage: "settled",
+            lives,
+            seen_at: Some(at(990)),
+            snapshot_at: None,
+            kubernetes: kubernetes.map(|(unwell, behind)| SeenKubernetes { unwell, behind }),
+            upgrade_paused,
+        });
+    }
+    let clusters = tally.finish(Vec::new(), Vec::new()).clusters;
+    assert_eq!((clusters.kubernetes, clusters.components_unwell, clusters.nodes_behind), (3, 5, 5));
+    assert_eq!((clusters.upgrades_going, clusters.upgrades_paused), (2, 1));
 }
 
 #[test]
