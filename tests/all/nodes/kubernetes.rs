@@ -30,9 +30,9 @@ use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
 const MINUTE: Duration = Duration::from_mins(1);
-const API_SERVER: &str = "kubernetes-controller_kube-apiserver";
-const CONTROLLER_MANAGER: &str = "kubernetes-controller_kube-controller-manager";
-const SCHEDULER: &str = "kubernetes-controller_kube-scheduler";
+pub(super) const API_SERVER: &str = "kubernetes-controller_kube-apiserver";
+pub(super) const CONTROLLER_MANAGER: &str = "kubernetes-controller_kube-controller-manager";
+pub(super) const SCHEDULER: &str = "kubernetes-controller_kube-scheduler";
 const PROGRAMS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
 /// Serves by TLS, with the pair of its arguments or of its kubeconfig.
@@ -125,7 +125,7 @@ pub(super) fn archive(
 }
 
 /// A bundle of stand-ins; with `broken` API servers end at once.
-fn stand_ins(version: &str, broken: bool) -> Result<(String, Vec<u8>)> {
+pub(super) fn stand_ins(version: &str, broken: bool) -> Result<(String, Vec<u8>)> {
     let text = format!("{STAND_IN}# {version}\n").into_bytes();
     let ends = b"#!/bin/sh\necho it is broken >&2\nexit 1\n".to_vec();
     let programs = PROGRAMS
@@ -188,12 +188,12 @@ pub(super) fn kinds(status: &wire::KubernetesStatus) -> BTreeMap<&str, Kind> {
     status.components.iter().map(|component| (component.name.as_str(), component.kind())).collect()
 }
 
-fn all_well(status: &wire::KubernetesStatus) -> bool {
+pub(super) fn all_well(status: &wire::KubernetesStatus) -> bool {
     status.components.len() == 3 && kinds(status).values().all(|kind| *kind == Kind::Healthy)
 }
 
 /// Opens the gate, as a reconciler does that has made all objects.
-async fn open_gate(node: &Node) -> Result<()> {
+pub(super) async fn open_gate(node: &Node) -> Result<()> {
     let client = Client::new(vec![etcd::endpoint(&node.files())], Namespace::new("curator")?);
     let status = Status::done_by(&Program::own());
     client.put_unguarded(RECONCILER_STATUS, &status.encode()).await?;
@@ -201,7 +201,7 @@ async fn open_gate(node: &Node) -> Result<()> {
 }
 
 /// Every start of a component, in order: when, and with which flags.
-fn starts(node: &Node, child: &str) -> Result<Vec<serde_json::Value>> {
+pub(super) fn starts(node: &Node, child: &str) -> Result<Vec<serde_json::Value>> {
     let path = node.files().kubernetes().join(child).join("started.log");
     std::fs::read_to_string(path)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
@@ -211,7 +211,7 @@ fn instances(node: &Node) -> Result<Vec<Instance>> {
 }
 
 /// A cluster of one node that is a controller of stand-ins, all well.
-async fn controlled() -> Result<(Owner, Node, String)> {
+pub(super) async fn controlled() -> Result<(Owner, Node, String)> {
     let (owner, node) = founded().await?;
     let bundle = stand_ins("1.20.2", false)?;
     put_bundle(&node, &bundle)?;

@@ -4,6 +4,7 @@ mod crashes;
 mod forming;
 mod kubernetes;
 mod kubernetes_pods;
+mod kubernetes_renewal;
 mod kubernetes_worker;
 mod node;
 mod renewal;
