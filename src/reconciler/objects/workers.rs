@@ -1,7 +1,7 @@
 //! What a worker asks of an API server about its own node, and of the pods on it.
 //!
 //! It asks with the kubelet's certificate, which lets it do no more than this: the authorizer for nodes and the admission
-//! plugin NodeRestriction (Kubernetes, "Using Node Authorization") allow it to amend its own node, but for labels below
+//! plugin `NodeRestriction` (Kubernetes, "Using Node Authorization") allow it to amend its own node, but for labels below
 //! `kubernetes.io`, and to evict pods that are bound to it.
 
 use kube::api::{ListParams, Patch, PatchParams, PostParams};

@@ -122,10 +122,8 @@ fn unescaped(text: &str) -> PathBuf {
             .get(..3)
             .filter(|_| *first == b'\\')
             .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        (rest, _) = match number {
-            Some(number) => (&after[3..], bytes.push(number)),
-            None => (after, bytes.push(*first)),
-        };
+        bytes.push(number.unwrap_or(*first));
+        rest = if number.is_some() { &after[3..] } else { after };
     }
     PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }

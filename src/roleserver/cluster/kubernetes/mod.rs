@@ -286,7 +286,7 @@ fn may_raise_scores() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
-    effective.is_some_and(|effective| effective >> CAP_SYS_RESOURCE & 1 == 1)
+    effective.is_some_and(|effective| (effective >> CAP_SYS_RESOURCE) & 1 == 1)
 }
 
 /// Where a worker's components find API servers, for as long as there are any of these components.

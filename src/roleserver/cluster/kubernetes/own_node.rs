@@ -132,10 +132,9 @@ fn task(known: &Known) -> Option<(Task, Handed)> {
     let same = to_run.is_some_and(|to_run| runs_by == Some(hex::encode(to_run.0)));
     let bundle = to_run.filter(|_| same);
     let task = match &startup.worker {
-        Part::Leaving(_) => Task::HandOver,
         Part::On if to_run.is_none() => Task::Nothing,
         Part::On if same => Task::Keep,
-        Part::On => Task::HandOver,
+        Part::On | Part::Leaving(_) => Task::HandOver,
         Part::Off(_) | Part::Held(_) => Task::Nothing,
     };
     // Once it is off there is no way back: it is being ended.

@@ -52,7 +52,7 @@ pub fn rendered(around: &Around<'_>) -> Result<Rendered, String> {
         Placed { path: NETWORK.to_owned(), contents: network(around), mode: 0o600 },
     ];
     let arguments = vec!["--config".to_owned(), own.join(CONFIG).display().to_string()];
-    let mut rendered = plain(around.bundle.program(Component::Containerd)?, arguments, files);
+    let mut rendered = plain(&around.bundle.program(Component::Containerd)?, arguments, files);
     // It finds its shim there.
     rendered.environment.insert("PATH".to_owned(), format!("{path}:{PATHS}"));
     Ok(rendered)
@@ -161,7 +161,7 @@ pub fn import(around: &Around<'_>, image: &str) -> Result<Rendered, String> {
     let archive = archive.display().to_string();
     let arguments = ["--address", &socket, "--namespace", "k8s.io", "images", "import", &archive];
     let arguments = arguments.into_iter().map(str::to_owned).collect();
-    Ok(plain(around.bundle.program(Component::Ctr)?, arguments, Vec::new()))
+    Ok(plain(&around.bundle.program(Component::Ctr)?, arguments, Vec::new()))
 }
 
 #[cfg(test)]

@@ -85,7 +85,7 @@ impl Around<'_> {
         files: Vec<Placed>,
         read_once: &[&str],
     ) -> Result<Rendered, String> {
-        let mut rendered = plain(self.bundle.program(component)?, arguments, files);
+        let mut rendered = plain(&self.bundle.program(component)?, arguments, files);
         rendered.environment.insert("SHEPHERD_MATERIAL".to_owned(), self.material.digest(read_once));
         Ok(rendered)
     }
@@ -111,7 +111,7 @@ impl Around<'_> {
 
 /// A program of these arguments and files that reads nothing of the material.
 #[must_use]
-pub fn plain(program: PathBuf, arguments: Vec<String>, files: Vec<Placed>) -> Rendered {
+pub fn plain(program: &Path, arguments: Vec<String>, files: Vec<Placed>) -> Rendered {
     Rendered {
         run: Run::Path(program.display().to_string()),
         arguments,
