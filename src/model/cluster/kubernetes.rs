@@ -457,10 +457,7 @@ pub(crate) mod tests {
             (kubernetes(), ""),
             (with(|k| k.add_ons = add_on("dns")), ""),
             (with(|k| k.storage = storage("csi.example.org")), ""),
-            (
-                with(|k| k.service_range = "10.96.0.0".into()),
-                "service_range: \"10.96.0.0\" is no range",
-            ),
+            (with(|k| k.service_range = "10.96.0.0".into()), "service_range: \"10.96.0.0\" is no range"),
             (
                 with(|k| k.service_range = "10.96.0.0/33".into()),
                 "service_range: \"10.96.0.0/33\" is no range",

@@ -358,7 +358,8 @@ async fn real_controllers_make_their_objects_and_begin() -> TestResult {
     let well = until_told(&owner, &node, "all are well", all_well).await?;
     assert!(well.reconciles && well.clashes.is_empty(), "{well:?}");
     let directory = node.files().kubernetes();
-    let plan = tokio::task::spawn_blocking(move || told_page::ask_within(MINUTE, &directory, told_page::PLAN));
+    let plan =
+        tokio::task::spawn_blocking(move || told_page::ask_within(MINUTE, &directory, told_page::PLAN));
     assert_eq!(plan.await??, "nothing: all objects are as this release wants them\n");
     assert_eq!((well.bundle, well.version.as_str()), (bundle.0, version));
     Ok(())
