@@ -319,13 +319,11 @@ fn own(
             match seen(&leading, &node) {
                 // It stops nothing because of what cannot be read: it is told nothing until it can.
                 Err(status) => return Some((Err(status), None)),
-                // Nor because it is not written yet which generation it may be told.
-                Ok(None) => {}
                 Ok(Some(now)) if told.as_ref() != Some(&now) => {
-                    let answer = wire::WatchOwnKubernetesResponse { setup: now.clone() };
-                    return Some((Ok(answer), Some((leading, changes, Some(now)))));
+                    return Some((Ok(now.clone()), Some((leading, changes, Some(now)))));
                 }
-                Ok(Some(_)) => {}
+                // Nor because it is not written yet which generation it may be told.
+                Ok(_) => {}
             }
             if changes.changed().await.is_err() {
                 return None;
@@ -334,8 +332,8 @@ fn own(
     })
 }
 
-/// What a node is to run, by what is seen now; none in the outer sense while it may be told of no generation yet.
-fn seen(leading: &Leading, node: &NodeId) -> Result<Option<Option<wire::KubernetesSetup>>, Status> {
+/// What a node is told that it is to run, by what is seen now; none while it may be told of no generation yet.
+fn seen(leading: &Leading, node: &NodeId) -> Result<Option<wire::WatchOwnKubernetesResponse>, Status> {
     let seen = leading.view.seen();
     let of_kubernetes = &seen.kubernetes;
     if let Some(key) = of_kubernetes.unreadable_for(node) {
@@ -344,14 +342,16 @@ fn seen(leading: &Leading, node: &NodeId) -> Result<Option<Option<wire::Kubernet
             format!("the record {key} of the cluster cannot be read by this curator; update its role server"),
         ));
     }
+    let nothing = wire::WatchOwnKubernetesResponse { setup: None };
     let (Some(settings), Some(keys)) = (&of_kubernetes.settings, &of_kubernetes.keys) else {
-        return Ok(Some(None));
+        return Ok(Some(nothing));
     };
-    let Some(own) = seen.nodes.get(node) else { return Ok(Some(None)) };
+    let Some(own) = seen.nodes.get(node) else { return Ok(Some(nothing)) };
     let none = Allotment::default();
     let allotment = of_kubernetes.allotments.get(node).unwrap_or(&none);
     let nodes = seen.nodes.present().map(AsRef::as_ref);
     let edition = allotment.told.map_or_else(|| keys.edition(), |told| keys.edition_of(told.generation));
     let setup = setup::setup(Known { settings, edition: &edition }, own, allotment, nodes);
-    Ok((setup.is_none() || allotment.told.is_some()).then_some(setup))
+    let may_be_told = setup.is_none() || allotment.told.is_some();
+    Ok(may_be_told.then_some(wire::WatchOwnKubernetesResponse { setup }))
 }

@@ -34,7 +34,7 @@ const WATCH_LASTS: u32 = 290;
 /// After which a server that should have ended a watch is taken for gone.
 const WATCH_ENDED: Duration = Duration::from_secs(WATCH_LASTS as u64 + 20);
 /// As what we are known in audit logs: which release has written what is to be seen there.
-pub const WE_ARE: &str = concat!("shepherd-reconciler/", env!("CARGO_PKG_VERSION"));
+pub const WE_ARE: &str = concat!("shepherd-roleserver/", env!("CARGO_PKG_VERSION"));
 
 /// Where the API server is, and who we are there.
 #[derive(Clone, Debug, PartialEq, Eq)]

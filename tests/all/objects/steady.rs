@@ -46,7 +46,7 @@ async fn a_pass_asks_once_for_each_kind_however_many_objects_there_are() -> Test
         }
         assert!(!kept.is_told().await);
         assert_eq!(simulated.asked(), Vec::<String>::new(), "nor do they ask in between");
-        assert_eq!(simulated.agents(), [format!("shepherd-reconciler/{}", env!("CARGO_PKG_VERSION"))].into());
+        assert_eq!(simulated.agents(), [format!("shepherd-roleserver/{}", env!("CARGO_PKG_VERSION"))].into());
     }
     Ok(())
 }
