@@ -349,18 +349,15 @@ pub(crate) mod tests {
                     .map(|one| format!("{}{}-{}", if one.controller { 'c' } else { 'w' }, one.told, one.says))
                     .collect();
                 let turn = seen(&words.join(" "), |standings| next(generation, standings));
-                match turn {
-                    Some(Turn::Tell(id)) => {
-                        let place = (1..).zip(&mut all).find(|(number, _)| node_id(*number) == id);
-                        let (_, one) = place.unwrap();
-                        // It stops what runs, and says so.
-                        (one.told, one.says) = (generation, 0);
-                    }
+                if let Some(Turn::Tell(id)) = turn {
+                    let place = (1..).zip(&mut all).find(|(number, _)| node_id(*number) == id);
+                    let (_, one) = place.unwrap();
+                    // It stops what runs, and says so.
+                    (one.told, one.says) = (generation, 0);
+                } else {
                     // One of those that were told comes back.
-                    _ => {
-                        let place = usize::try_from(draw(5)).unwrap();
-                        all[place].says = all[place].told;
-                    }
+                    let place = usize::try_from(draw(5)).unwrap();
+                    all[place].says = all[place].told;
                 }
                 let away = all.iter().filter(|one| one.controller && one.says == 0).count();
                 assert!(away <= 1, "seed {seed}: {away} are away");
