@@ -279,7 +279,7 @@ async fn other_keys_start_all_components_again_before_the_node_says_that_it_acts
 
     let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
     let rotate = wire::RotateKubernetesRequest { which: wire::KubernetesKeys::Servers.into() };
-    patiently(async || kubernetes.rotate(rotate.clone()).await).await?;
+    patiently(async || kubernetes.rotate(rotate).await).await?;
     until_told(&owner, &node, "all act on other keys", |status| {
         all_well(status) && status.generation > well.generation
     })
