@@ -12,11 +12,22 @@ const NOBODY: u32 = 65534;
 
 #[test]
 fn who_is_not_root_is_told_why_root_is_needed() -> TestResult {
-    for test in ["tests/e2e_ssh/run", "tests/e2e_cluster/run", "tests/e2e_kube_bundle/run"] {
+    for test in [
+        "tests/e2e_ssh/run",
+        "tests/e2e_cluster/run",
+        "tests/e2e_kubernetes/run",
+        "tests/e2e_kube_bundle/run",
+    ] {
         // Alone with what it reads, in a place that everybody may read, because a home may be closed to others.
         let place = tempfile::tempdir()?;
         let source = Path::new(env!("CARGO_MANIFEST_DIR"));
-        for file in [test, "tools/lib/verdict.sh", "tools/lib/machines.sh", "tools/lib/oci-image.sh"] {
+        for file in [
+            test,
+            "tools/lib/verdict.sh",
+            "tools/lib/machines.sh",
+            "tools/lib/fleet.sh",
+            "tools/lib/oci-image.sh",
+        ] {
             let copy = place.path().join(file);
             fs::create_dir_all(copy.parent().unwrap_or(Path::new("/")))?;
             fs::copy(source.join(file), &copy)?;

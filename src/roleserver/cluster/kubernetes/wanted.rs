@@ -115,6 +115,7 @@ pub fn wanted(known: &Known<'_>, mut number: impl FnMut(&Around<'_>) -> u64) -> 
                 depends_on: needs.iter().map(|name| self::id(duty, name)).collect(),
                 check: around.as_ref().ok().and_then(|around| look.map(|look| look(around))),
                 restart: if look.is_some() { Restart::Always } else { Restart::OnFailure },
+                is_task: look.is_none(),
                 stop_time: STOP_TIME,
             };
             all.insert(id, wanted);

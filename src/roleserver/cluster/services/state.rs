@@ -226,6 +226,7 @@ impl Present {
             return false;
         }
         match &self.doing {
+            Doing::Up { .. } if wanted.is_task => false,
             Doing::Up { health, .. } => wanted.check.is_none() || *health == Health::Well,
             Doing::Ended { how, .. } => how.status() == Some(0) && !wanted.restart.again(Some(0)),
             _ => false,

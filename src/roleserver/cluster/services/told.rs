@@ -201,6 +201,7 @@ mod tests {
             depends_on: depends_on.iter().map(|name| id(name)).collect(),
             check: None,
             restart: Restart::OnFailure,
+            is_task: false,
             stop_time: Duration::ZERO,
         }
     }

@@ -189,6 +189,8 @@ pub struct Wanted {
     pub check: Option<Check>,
     /// What happens when it ends.
     pub restart: Restart,
+    /// Whether it has something to do and ends then: what depends on it waits for that, and not only for its start.
+    pub is_task: bool,
     /// How long it has to end.
     pub stop_time: Duration,
 }
@@ -250,6 +252,7 @@ fn one(declaration: &Declaration, service: &Service, known: &Known) -> Wanted {
         depends_on: service.depends_on.iter().map(id).collect(),
         check,
         restart: service.restart,
+        is_task: false,
         stop_time: service.stop_time,
     }
 }

@@ -28,6 +28,7 @@ fn service(name: &str, argument: &str, depends_on: &[&str]) -> Wanted {
         depends_on: depends_on.iter().map(|name| id(name)).collect(),
         check: None,
         restart: Restart::Always,
+        is_task: false,
         stop_time: Duration::from_secs(10),
     }
 }
@@ -149,6 +150,11 @@ fn service_starts_when_all_that_it_depends_on_is_well() {
         let expected = if starting { vec![starts("web")] } else { vec![] };
         assert_eq!(actions(&wanted, [well(), being(&once, doing.clone())]), expected, "{doing:?}");
     }
+    // One that has something to do is well when that is done, and not while it is at it.
+    let task = Wanted { is_task: true, ..once.clone() };
+    let with_task = all([base.clone(), task.clone(), web.clone()]);
+    assert_eq!(actions(&with_task, [well(), being(&task, up(Health::Unknown))]), []);
+    assert_eq!(actions(&with_task, [well(), being(&task, ended(How::Exited(0), 0))]), [starts("web")]);
     // One that always runs is not done by ending well.
     let always = all([base.clone(), service("once", "a", &[]), web.clone()]);
     assert_eq!(actions(&always, [well(), being(&once, ended(How::Exited(0), 0))]), []);
