@@ -6,7 +6,7 @@
 
 # A machine with a disk that outlives it and control groups of its own, which starts its role server when it boots.
 start_machine() {
-    local directory=$scratch/m$1 controller
+    local directory=${scratch:?}/m$1 controller
     new_machine "$1" 22
     install -d -m 755 "$directory/disk"
     # A group of its own in each hierarchy that there is, as a machine has them to itself.

@@ -19,7 +19,7 @@
 //!
 //! # Nodes of different generations
 //!
-//! Nodes are told of a step one after the other ([`turns`](crate::curator::kubernetes::turns)), so for minutes some act on a
+//! Nodes are told of a step one after the other ([`turns`]), so for minutes some act on a
 //! step and others on the one before, and a component of either shows the other what was signed for it. Nobody is refused
 //! for that, whichever of the five it is about:
 //!
