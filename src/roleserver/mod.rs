@@ -50,6 +50,7 @@ pub mod hardware;
 pub mod known_time;
 pub mod logs;
 pub mod metrics;
+pub mod mountinfo;
 pub mod running;
 pub mod server_verifier;
 pub mod shepherds;

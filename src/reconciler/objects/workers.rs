@@ -8,11 +8,22 @@ use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::core::Request;
 use serde_json::{Value, json};
 
-use crate::reconciler::objects::kind::{MANAGER, in_address};
+use crate::reconciler::objects::kind::{Key, Kind, MANAGER, in_address};
 use crate::reconciler::objects::kubernetes::{Api, AskError, unsent, within};
 
-const NODES: &str = "/api/v1/nodes";
-const PODS: &str = "/api/v1/pods";
+/// A kind of the core of Kubernetes, which has no name as a group.
+fn core(kind: &str, plural: &str, namespaced: bool) -> Kind {
+    let (kind, plural) = (kind.to_owned(), plural.to_owned());
+    Kind { group: String::new(), version: "v1".to_owned(), kind, plural, namespaced }
+}
+
+fn nodes() -> Kind {
+    core("Node", "nodes", false)
+}
+
+fn pods() -> Kind {
+    core("Pod", "pods", true)
+}
 
 /// What an API server says to an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,25 +37,21 @@ pub enum Eviction {
 impl Api {
     /// A node; none where nobody has registered it.
     pub async fn node(&self, name: &str) -> Result<Option<Value>, AskError> {
-        let request = Request::new(NODES).get(&in_address(name), &kube::api::GetParams::default());
-        match within(self.0.request(request.map_err(|error| unsent(&error))?)).await {
-            Ok(node) => Ok(Some(node)),
-            Err(AskError::Refused(status)) if status.is_not_found() => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.get(&nodes(), &Key { namespace: None, name: name.to_owned() }).await
     }
 
     /// Changes of a node what this says (RFC 7386).
     pub async fn amend_node(&self, name: &str, change: &Value) -> Result<(), AskError> {
         let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-        let request = Request::new(NODES).patch(&in_address(name), &parameters, &Patch::Merge(change));
+        let request =
+            Request::new(nodes().path(None)).patch(&in_address(name), &parameters, &Patch::Merge(change));
         within(self.0.request::<Value>(request.map_err(|error| unsent(&error))?)).await.map(drop)
     }
 
     /// All pods that are bound to a node.
     pub async fn pods_on(&self, node: &str) -> Result<Vec<Value>, AskError> {
         let parameters = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let request = Request::new(PODS).list(&parameters).map_err(|error| unsent(&error))?;
+        let request = Request::new(pods().path(None)).list(&parameters).map_err(|error| unsent(&error))?;
         let mut list: Value = within(self.0.request(request)).await?;
         match list.get_mut("items").map(Value::take) {
             Some(Value::Array(items)) => Ok(items),
@@ -59,8 +66,7 @@ impl Api {
         let body = json!({
             "apiVersion": api_version, "kind": "Eviction", "metadata": {"namespace": namespace, "name": pod},
         });
-        let request = Request::new(format!("/api/v1/namespaces/{}/pods", in_address(namespace)));
-        let request = request
+        let request = Request::new(pods().path(Some(namespace)))
             .create_subresource(
                 "eviction",
                 &in_address(pod),

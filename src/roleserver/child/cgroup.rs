@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::roleserver::child::spec::Limits;
+use crate::roleserver::mountinfo::{self, Mount};
 
 /// Where version 2 is mounted on every host that has it alone.
 const UNIFIED: &str = "/sys/fs/cgroup";
@@ -67,8 +68,8 @@ impl Mounts {
     /// Those of this host, in which this process may make groups.
     #[must_use]
     pub fn of_this_host() -> Self {
-        let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let mut found = Self::of(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mut found = Self::of(&mountinfo::read().unwrap_or_default(), &own);
         let writable = |path: &PathBuf| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
         found.unified.take_if(|path| !writable(path));
         found.first.retain(|_, path| writable(path));
@@ -92,24 +93,17 @@ impl Mounts {
             paths.extend(controllers.split(',').filter(|name| !name.is_empty()).map(|name| (name, path)));
         }
         let mut mounts = Self::default();
-        for line in mountinfo.lines() {
-            // `… ROOT POINT OPTIONS OPTIONAL… - TYPE SOURCE SUPER_OPTIONS`
-            let Some((before, after)) = line.split_once(" - ") else { continue };
-            let (before, after): (Vec<_>, Vec<_>) = (before.split(' ').collect(), after.split(' ').collect());
-            let (Some(root), Some(point), Some(kind)) = (before.get(3), before.get(4), after.first()) else {
-                continue;
-            };
+        for Mount { root, point, kind, options } in mountinfo::mounts(mountinfo) {
             let below = |name: &str| {
                 let own = paths.get(name)?;
                 // What is mounted may be a part of the tree alone.
-                let own = if *root == "/" { own } else { own.strip_prefix(root)? };
+                let own = if root == "/" { own } else { own.strip_prefix(root)? };
                 let own = own.trim_matches('/');
-                Some(if own.is_empty() { PathBuf::from(point) } else { Path::new(point).join(own) })
+                Some(if own.is_empty() { point.clone() } else { point.join(own) })
             };
-            match *kind {
+            match kind {
                 "cgroup2" => mounts.unified = mounts.unified.take().or_else(|| below("")),
                 "cgroup" => {
-                    let options = after.get(2).copied().unwrap_or_default();
                     for name in CONTROLLERS {
                         if options.split(',').any(|option| option == name)
                             && let Some(path) = below(name)

@@ -107,8 +107,8 @@ impl Spec {
     }
 
     /// Tells two of them apart: what runs with one digest is not what another digest asks for. The time that it may take
-    /// to end is not part of it, nor what is spared, and neither are limits, which can be changed while it runs, nor further groups, which
-    /// are the host's affair.
+    /// to end is not part of it, nor what is spared, and neither are limits, which can be changed while it runs, nor further
+    /// groups, which are the host's affair.
     #[must_use]
     pub fn digest(&self) -> String {
         let told =

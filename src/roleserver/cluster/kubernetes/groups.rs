@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::roleserver::child::cgroup::Group;
+use crate::roleserver::mountinfo;
 
 /// What a group of cpuset must have of the one above it.
 const OF_ABOVE: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
@@ -38,20 +39,18 @@ impl Pods {
     /// That of this host.
     #[must_use]
     pub fn of_this_host(family: &str) -> Self {
-        Self::of(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), family)
+        Self::of(&mountinfo::read().unwrap_or_default(), family)
     }
 
     /// As `/proc/self/mountinfo` says it (proc(5)).
     #[must_use]
     pub fn of(mountinfo: &str, family: &str) -> Self {
         let (mut first, mut second) = (Vec::new(), None);
-        for line in mountinfo.lines() {
-            let Some((before, after)) = line.split_once(" - ") else { continue };
-            let Some(point) = before.split(' ').nth(4) else { continue };
-            let path = Path::new(point).join(name(family));
-            match after.split(' ').next() {
-                Some("cgroup") if !first.contains(&path) => first.push(path),
-                Some("cgroup2") if second.is_none() => second = Some(path),
+        for mount in mountinfo::mounts(mountinfo) {
+            let path = mount.point.join(name(family));
+            match mount.kind {
+                "cgroup" if !first.contains(&path) => first.push(path),
+                "cgroup2" if second.is_none() => second = Some(path),
                 _ => {}
             }
         }

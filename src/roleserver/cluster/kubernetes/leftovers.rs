@@ -27,6 +27,7 @@ use crate::roleserver::cluster::kubernetes::components::{containerd, id, kube_pr
 use crate::roleserver::cluster::kubernetes::groups::Pods;
 use crate::roleserver::cluster::services::hands::Particulars;
 use crate::roleserver::cluster::services::wanted::Id;
+use crate::roleserver::mountinfo;
 
 /// How long what is left of pods has to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -81,7 +82,7 @@ pub fn undo_all(files: &Files, places: &Places) -> std::io::Result<()> {
 fn unmount_below(directory: &Path) -> std::io::Result<()> {
     let Ok(directory) = directory.canonicalize() else { return Ok(()) };
     for _ in 0..ROUNDS {
-        let all = mounted_below(&std::fs::read_to_string("/proc/self/mountinfo")?, &directory);
+        let all = mounted_below(&mountinfo::read()?, &directory);
         if all.is_empty() {
             return Ok(());
         }
@@ -106,26 +107,10 @@ fn unmount_below(directory: &Path) -> std::io::Result<()> {
     Err(Error::new(ErrorKind::ResourceBusy, why))
 }
 
-/// Where something is mounted below this directory, in the order of `/proc/self/mountinfo` (proc(5)).
+/// Where something is mounted below this directory, the lowest first.
 fn mounted_below(mountinfo: &str, directory: &Path) -> Vec<PathBuf> {
-    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
+    let points = mountinfo::mounts(mountinfo).map(|mount| mount.point);
     points.filter(|point| point.starts_with(directory) && point != directory).collect()
-}
-
-/// A path as it is: spaces, tabs, line ends and backslashes are told as octal numbers.
-fn unescaped(text: &str) -> PathBuf {
-    use std::os::unix::ffi::OsStringExt as _;
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let number = after
-            .get(..3)
-            .filter(|_| *first == b'\\')
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        bytes.push(number.unwrap_or(*first));
-        rest = if number.is_some() { &after[3..] } else { after };
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
 /// The name of the bridge is this role server's own: nobody else's is meant.

@@ -9,8 +9,8 @@
 //! Before a worker ends, and before its bundle changes, its pods go to other nodes: the node is closed to new ones, each
 //! pod is evicted, which keeps to budgets for disruptions, and it is waited until they are gone. Pods of a daemon set and
 //! those that the kubelet has from files stay, as they are the node's own. That takes [`PATIENCE`] at the most, and where
-//! no API server answers [`UNANSWERED`]: then the kubelet ends all the same, and its pods with it if the role is gone. When it began
-//! stands on the disk, so that a role server that is replaced meanwhile does not begin anew.
+//! no API server answers [`UNANSWERED`]: then the kubelet ends all the same, and its pods with it if the role is gone. When
+//! it began stands on the disk, so that a role server that is replaced meanwhile does not begin anew.
 //!
 //! A node that was closed for that is opened again when it is a worker with its bundle. One that a person closed stays so.
 
@@ -27,6 +27,7 @@ use crate::model::kubernetes::bundle::Duty;
 use crate::model::kubernetes::version::Version;
 use crate::proto::curator::v1::ServiceStatus;
 use crate::proto::curator::v1::service_status::Kind;
+use crate::reconciler::objects::kind::{annotation, is_ending};
 use crate::reconciler::objects::kubernetes::{Api, AskError, Connection, Identity, Kubernetes};
 use crate::reconciler::objects::workers::Eviction;
 use crate::roleserver::child::keep::Places;
@@ -320,7 +321,6 @@ async fn hand_over(around: &Around, version: Version) -> Result<(), Stop> {
         return Ok(around.files.remove(SINCE)?);
     }
     tracing::info!("pods of this node go elsewhere before it goes on");
-    let taken = |since: i64| Duration::from_millis(u64::try_from(now() - since).unwrap_or(0));
     let mut answered = now();
     loop {
         let asked = async { evict_all(&kubernetes.api().await?, &name, version).await };
@@ -336,13 +336,19 @@ async fn hand_over(around: &Around, version: Version) -> Result<(), Stop> {
             Ok(Err(error)) => tracing::warn!(%error, "pods of this node are not evicted yet"),
             Err(_) => tracing::warn!("pods of this node are not evicted yet: no API server answers"),
         }
-        if taken(since) >= PATIENCE || taken(answered) >= UNANSWERED {
+        if is_given_up(since, answered, now()) {
             tracing::error!("pods of this node are not elsewhere in time, and end with it");
             break;
         }
         tokio::time::sleep(SOON).await;
     }
     Ok(around.files.remove(SINCE)?)
+}
+
+/// Whether it is no longer waited for pods, all in milliseconds since 1970: when it began, when an API server answered last.
+fn is_given_up(since: i64, answered: i64, now: i64) -> bool {
+    let taken = |since: i64| Duration::from_millis(u64::try_from(now - since).unwrap_or(0));
+    taken(since) >= PATIENCE || taken(answered) >= UNANSWERED
 }
 
 /// Closes the node and asks every pod that is to go to do so; says how many there are.
@@ -386,15 +392,12 @@ fn to_go(pod: &Json) -> Option<Pod> {
     let text = |path: &str| pod.pointer(path).and_then(Json::as_str).unwrap_or_default().to_owned();
     let owners = pod.pointer("/metadata/ownerReferences").and_then(Json::as_array);
     let of_daemon_set = owners.into_iter().flatten().any(|owner| owner["kind"] == "DaemonSet");
-    let from_file = pod
-        .pointer("/metadata/annotations")
-        .is_some_and(|all| all.get("kubernetes.io/config.mirror").is_some());
+    let from_file = annotation(pod, "kubernetes.io/config.mirror").is_some();
     let over = matches!(text("/status/phase").as_str(), "Succeeded" | "Failed");
-    let ends = pod.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null());
     (!of_daemon_set && !from_file && !over).then(|| Pod {
         namespace: text("/metadata/namespace"),
         name: text("/metadata/name"),
-        ends,
+        ends: is_ending(pod),
     })
 }
 
@@ -411,6 +414,22 @@ mod tests {
             kind: kind.into(),
             declaration_revision: revision,
             ..Default::default()
+        }
+    }
+
+    #[test]
+    fn pods_are_waited_for_so_long_and_a_silent_api_server_less() {
+        let minute = 60_000;
+        for (since, answered, now, expected) in [
+            (0, 0, 0, false),
+            (0, 0, minute - 1, false),
+            (0, 0, minute, true),
+            (0, 5 * minute - 1, 5 * minute - 1, false),
+            (0, 5 * minute, 5 * minute, true),
+            // A clock that was set back gives it up no sooner.
+            (9 * minute, 9 * minute, 0, false),
+        ] {
+            assert_eq!(is_given_up(since, answered, now), expected, "{since} {answered} {now}");
         }
     }
 

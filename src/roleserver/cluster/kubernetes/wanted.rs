@@ -106,7 +106,7 @@ pub fn wanted(known: &Known<'_>, mut number: impl FnMut(&Around<'_>) -> u64) -> 
                 let digest = rendered.digest();
                 (rendered, digest)
             });
-            let id = id(duty, &name);
+            let (id, is_task) = (id(duty, &name), ends_by_itself(&name));
             let wanted = Wanted {
                 id: id.clone(),
                 revision,
@@ -114,8 +114,8 @@ pub fn wanted(known: &Known<'_>, mut number: impl FnMut(&Around<'_>) -> u64) -> 
                 limits: Limits::default(),
                 depends_on: needs.iter().map(|name| self::id(duty, name)).collect(),
                 check: around.as_ref().ok().and_then(|around| look.map(|look| look(around))),
-                restart: if look.is_some() { Restart::Always } else { Restart::OnFailure },
-                is_task: look.is_none(),
+                restart: if is_task { Restart::OnFailure } else { Restart::Always },
+                is_task,
                 stop_time: STOP_TIME,
             };
             all.insert(id, wanted);

@@ -13,9 +13,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use crate::model::kubernetes::bundle::{Component, Duty};
-use crate::roleserver::cluster::kubernetes::components::{
-    Around, FAILURES, INTERVAL, PATHS, TIMEOUT, id, plain,
-};
+use crate::roleserver::cluster::kubernetes::components::{Around, PATHS, by, id, plain};
 use crate::roleserver::cluster::services::placing::Placed;
 use crate::roleserver::cluster::services::wanted::{Check, Probe, Rendered};
 
@@ -150,7 +148,7 @@ fn network(around: &Around<'_>) -> String {
 /// How it is seen to be well: its socket takes connections.
 #[must_use]
 pub fn looked_at(around: &Around<'_>) -> Check {
-    Check { probe: Probe::Unix(socket(around)), interval: INTERVAL, timeout: TIMEOUT, failures: FAILURES }
+    by(Probe::Unix(socket(around)))
 }
 
 /// What imports an image of the bundle, and ends. Importing one that is there changes nothing.

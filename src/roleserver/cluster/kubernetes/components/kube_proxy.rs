@@ -10,12 +10,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use serde_json::json;
 
 use crate::model::kubernetes::bundle::{Component, Duty};
-use crate::roleserver::cluster::kubernetes::components::{
-    Around, FAILURES, INTERVAL, KUBECONFIG, TIMEOUT, flags, id,
-};
+use crate::roleserver::cluster::kubernetes::components::{Around, KUBECONFIG, check_here, flags, id};
 use crate::roleserver::cluster::kubernetes::material::SERVERS;
 use crate::roleserver::cluster::services::placing::Placed;
-use crate::roleserver::cluster::services::wanted::{Check, Probe, Rendered};
+use crate::roleserver::cluster::services::wanted::{Check, Rendered};
 
 /// Its name.
 pub const NAME: &str = "kube-proxy";
@@ -54,8 +52,7 @@ pub fn arguments(around: &Around<'_>) -> Vec<String> {
 /// How it is seen to be well.
 #[must_use]
 pub fn looked_at(around: &Around<'_>) -> Check {
-    let probe = Probe::Http { port: around.ports.proxy_health, path: "/healthz".to_owned() };
-    Check { probe, interval: INTERVAL, timeout: TIMEOUT, failures: FAILURES }
+    check_here(around.ports.proxy_health)
 }
 
 #[cfg(test)]

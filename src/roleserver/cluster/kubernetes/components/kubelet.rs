@@ -8,13 +8,11 @@ use serde_json::json;
 use crate::model::kubernetes::bundle::{Component, Duty};
 use crate::model::kubernetes::ranges::Ranges;
 use crate::model::kubernetes::version::Version;
-use crate::roleserver::cluster::kubernetes::components::{
-    Around, FAILURES, INTERVAL, KUBECONFIG, TIMEOUT, containerd, id,
-};
+use crate::roleserver::cluster::kubernetes::components::{Around, KUBECONFIG, check_here, containerd, id};
 use crate::roleserver::cluster::kubernetes::groups;
 use crate::roleserver::cluster::kubernetes::material::{CLIENTS, SERVERS};
 use crate::roleserver::cluster::services::placing::Placed;
-use crate::roleserver::cluster::services::wanted::{Check, Probe, Rendered};
+use crate::roleserver::cluster::services::wanted::{Check, Rendered};
 
 /// Its name.
 pub const NAME: &str = "kubelet";
@@ -107,8 +105,7 @@ fn config(around: &Around<'_>) -> String {
 /// How it is seen to be well.
 #[must_use]
 pub fn looked_at(around: &Around<'_>) -> Check {
-    let probe = Probe::Http { port: around.ports.kubelet_health, path: "/healthz".to_owned() };
-    Check { probe, interval: INTERVAL, timeout: TIMEOUT, failures: FAILURES }
+    check_here(around.ports.kubelet_health)
 }
 
 #[cfg(test)]

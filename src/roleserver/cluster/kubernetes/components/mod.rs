@@ -134,7 +134,18 @@ pub fn id(duty: Duty, name: &str) -> Id {
 /// A look at a component by TLS.
 #[must_use]
 pub fn check(at: SocketAddr, path: &str, shown: Option<(PathBuf, PathBuf)>) -> Check {
-    let probe = Probe::Https { at, path: path.to_owned(), shown };
+    by(Probe::Https { at, path: path.to_owned(), shown })
+}
+
+/// A look at a component of the node itself, which answers nobody else.
+#[must_use]
+pub fn check_here(port: u16) -> Check {
+    by(Probe::Http { port, path: "/healthz".to_owned() })
+}
+
+/// A look at a component by this.
+#[must_use]
+pub const fn by(probe: Probe) -> Check {
     Check { probe, interval: INTERVAL, timeout: TIMEOUT, failures: FAILURES }
 }
 

@@ -1,0 +1,75 @@
+//! What is mounted where, as `/proc/self/mountinfo` says it (proc(5)).
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount<'m> {
+    /// Which part of its file system it shows; `/` for all of it.
+    pub root: &'m str,
+    /// Where.
+    pub point: PathBuf,
+    /// The type of its file system.
+    pub kind: &'m str,
+    /// Options of the file system, as opposed to those of this mount.
+    pub options: &'m str,
+}
+
+/// What the file says now, of the mounts that this process sees.
+pub fn read() -> std::io::Result<String> {
+    std::fs::read_to_string("/proc/self/mountinfo")
+}
+
+/// The mounts of such a text, in its order, in which what came last lies on what came before. A line that is none is left
+/// out.
+pub fn mounts(text: &str) -> impl Iterator<Item = Mount<'_>> {
+    // `ID PARENT DEVICE ROOT POINT OPTIONS OPTIONAL… - TYPE SOURCE SUPER_OPTIONS`
+    text.lines().filter_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let (mut before, mut after) = (before.split(' ').skip(3), after.split(' '));
+        let (root, point) = (before.next()?, unescaped(before.next()?));
+        let kind = after.next()?;
+        Some(Mount { root, point, kind, options: after.nth(1).unwrap_or_default() })
+    })
+}
+
+/// A path as it is: spaces, tabs, line ends and backslashes are told as octal numbers.
+fn unescaped(text: &str) -> PathBuf {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let number = after
+            .get(..3)
+            .filter(|_| *first == b'\\')
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        bytes.push(number.unwrap_or(*first));
+        rest = if number.is_some() { &after[3..] } else { after };
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_told_from_lines_that_are_none() {
+        let text = "\
+20 1 8:1 / / rw - ext4 /dev/a rw,errors=remount-ro
+22 20 0:6 /part /a\\040b rw shared:1 master:2 - tmpfs none
+23 20 0:7 /
+24 20 0:8 / /back\\134slash rw
+25 20 0:9 / /end\\ rw - tmpfs tmpfs rw
+";
+        let of =
+            |root, point: &str, kind, options| Mount { root, point: PathBuf::from(point), kind, options };
+        let expected = [
+            of("/", "/", "ext4", "rw,errors=remount-ro"),
+            of("/part", "/a b", "tmpfs", ""),
+            of("/", "/end\\", "tmpfs", "rw"),
+        ];
+        assert_eq!(mounts(text).collect::<Vec<_>>(), expected);
+    }
+}
