@@ -4,8 +4,9 @@
 //!
 //! What is wanted: [`built_in`][] of the release, [`wishes`][] of the cluster, of which [`manifest`][] and [`add_ons`][] read
 //! what its add-ons declare. Decisions: [`compare`][] whether an object is as it should be, [`plan`][] what is done about
-//! it, [`answers`][] what a refusal means, [`sight`][] what of others' changes is news, [`trouble`][] what a person is
-//! told. I/O: [`kubernetes`][] the requests, [`workers`][] those of a worker about itself, [`served`][] which kinds there are, `watch` what is told in between, and
+//! it, [`nodes`][] what is done about those of nodes, [`answers`][] what a refusal means, [`sight`][] what of others' changes
+//! is news, [`trouble`][] what a person is told. I/O: [`kubernetes`][] the requests, [`workers`][] those about nodes,
+//! [`served`][] which kinds there are, `watch` what is told in between, `node_pass` what is done about nodes, and
 //! [`pass`][], which brings all of it together and is an [`Objects`].
 
 use std::fmt;
@@ -17,6 +18,8 @@ pub mod compare;
 pub mod kind;
 pub mod kubernetes;
 pub mod manifest;
+mod node_pass;
+pub mod nodes;
 pub mod pass;
 pub mod plan;
 pub mod served;

@@ -5,9 +5,9 @@
 //!
 //! # Labels
 //!
-//! A node of Kubernetes has the cluster's roles of its machine (`node-role.kubernetes.io/controller`), and below names of
-//! ours what is known of it: `shepherd/machine`, `shepherd/release`, and under `label.shepherd/` what people said of it, as
-//! far as Kubernetes can say it. A label here may have slashes, and may end with a dash; one there may not. What cannot be
+//! A node of Kubernetes has below names of ours what is known of it: `shepherd/machine`, `shepherd/release`, and under
+//! `label.shepherd/` what people said of it, as far as Kubernetes can say it. Its roles it may not say itself: that is for
+//! whoever keeps the built-in objects. A label here may have slashes, and may end with a dash; one there may not. What cannot be
 //! said there is left out, rather than changed into something that nobody said.
 
 use std::collections::BTreeMap;
@@ -22,8 +22,6 @@ use crate::proto::curator::v1 as wire;
 /// Where every API server listens.
 pub const API_SERVER_PORT: u16 = 6443;
 
-/// What stands before a role.
-const ROLE: &str = "node-role.kubernetes.io/";
 /// What stands before a fact.
 const FACT: &str = "shepherd/";
 /// What stands before what people said.
@@ -84,13 +82,6 @@ pub fn setup<'a>(
 /// Labels that a node of Kubernetes is to have.
 fn labels(node: &Node) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
-    for (has, role) in
-        [(node.roles.kubernetes_controller, "controller"), (node.roles.kubernetes_worker, "worker")]
-    {
-        if has {
-            labels.insert(format!("{ROLE}{role}"), String::new());
-        }
-    }
     if let Some(machine) = node.machine {
         labels.insert(format!("{FACT}machine"), machine.to_string());
     }
@@ -216,8 +207,6 @@ mod tests {
             ("label.shepherd/a_b.c-d", "A.b_c-1"),
             ("label.shepherd/empty", ""),
             ("label.shepherd/row", "7"),
-            ("node-role.kubernetes.io/controller", ""),
-            ("node-role.kubernetes.io/worker", ""),
             ("shepherd/machine", "11111111-1111-4111-8111-111111111111"),
             ("shepherd/release", "1.2.3"),
         ];
@@ -225,7 +214,11 @@ mod tests {
         let told: Vec<(&str, &str)> =
             told.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(told, expected);
-        assert_eq!(labels(&worker(2)).into_keys().collect::<Vec<_>>(), ["node-role.kubernetes.io/worker"]);
+        assert_eq!(
+            labels(&worker(2)).into_keys().collect::<Vec<_>>(),
+            [] as [&str; 0],
+            "its roles are not its own to say"
+        );
         node.status.as_mut().unwrap().version = "1.2.3+dirty".to_owned();
         assert!(!labels(&node).contains_key("shepherd/release"));
     }

@@ -191,15 +191,11 @@ impl Api {
         let request = Request::new(kind.path(None))
             .list(&ListParams::default().labels(KEPT))
             .map_err(|error| unsent(&error))?;
-        let mut list: Value = within(self.0.request(request)).await?;
+        let list: Value = within(self.0.request(request)).await?;
         let resource_version =
             list.pointer("/metadata/resourceVersion").and_then(Value::as_str).unwrap_or_default();
         let resource_version = resource_version.to_owned();
-        let mut items = match list.get_mut("items").map(Value::take) {
-            Some(Value::Array(items)) => items,
-            Some(Value::Null) => Vec::new(),
-            _ => return Err(AskError::Unanswered(format!("its list of {} has no items", kind.resource()))),
-        };
+        let mut items = items(list, kind)?;
         // What a list says of them all, a server does not say of each.
         for fields in items.iter_mut().filter_map(Value::as_object_mut) {
             fields.entry("apiVersion").or_insert_with(|| Value::from(kind.api_version()));
@@ -287,6 +283,15 @@ impl Api {
     pub(super) async fn read(&self, path: &str) -> Result<Value, AskError> {
         let request = Request::new(path).list(&ListParams::default()).map_err(|error| unsent(&error))?;
         within(self.0.request(request)).await
+    }
+}
+
+/// What a list holds.
+pub(super) fn items(mut list: Value, kind: &Kind) -> Result<Vec<Value>, AskError> {
+    match list.get_mut("items").map(Value::take) {
+        Some(Value::Array(items)) => Ok(items),
+        Some(Value::Null) => Ok(Vec::new()),
+        _ => Err(AskError::Unanswered(format!("its list of {} has no items", kind.resource()))),
     }
 }
 

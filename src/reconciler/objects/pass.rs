@@ -2,7 +2,7 @@
 //!
 //! # What a pass costs
 //!
-//! One list for each kind that there are objects of, or may be: the release's six, and those of the add-ons; then one
+//! One list for each kind that there are objects of, or may be: the release's six, those of the add-ons, and nodes; then one
 //! request for each object that is not as it should be. Which kinds a server serves, and whether any of them holds what
 //! nobody declares any more, is looked up in the first pass, in the one after the wishes changed, and once in an hour.
 //!
@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::etcd::client::Client;
 use crate::reconciler::objects::add_ons::{Asked, Manifests, rank};
 use crate::reconciler::objects::answers::{Refusal, refusal};
 use crate::reconciler::objects::built_in::{BuiltIn, built_in, kinds};
@@ -34,7 +35,7 @@ use crate::reconciler::objects::sight::number;
 use crate::reconciler::objects::trouble::{Subject, Trouble};
 use crate::reconciler::objects::watch::Watches;
 use crate::reconciler::objects::wishes::Wishes;
-use crate::reconciler::objects::{Objects, PassError, Passed};
+use crate::reconciler::objects::{Objects, PassError, Passed, node_pass};
 
 /// After so many passes all kinds are looked through: once in an hour.
 const LOOK_THROUGH_EVERY: u32 = 120;
@@ -72,6 +73,7 @@ pub struct KubernetesObjects {
     watches: Watches,
     known: Mutex<Known>,
     troubles: watch::Sender<Vec<Trouble>>,
+    records: Option<Client>,
 }
 
 /// What is kept from one pass to the next.
@@ -120,7 +122,15 @@ impl KubernetesObjects {
     pub fn new(connection: Connection, wishes: watch::Receiver<Option<Wishes>>) -> Self {
         let kubernetes = Arc::new(Kubernetes::new(connection));
         let watches = Watches::new(Arc::clone(&kubernetes));
-        Self { kubernetes, wishes, watches, known: Mutex::default(), troubles: watch::Sender::default() }
+        let (known, troubles) = (Mutex::default(), watch::Sender::default());
+        Self { kubernetes, wishes, watches, known, troubles, records: None }
+    }
+
+    /// And the objects of nodes ([`nodes`](crate::reconciler::objects::nodes)), whose records are in the curator's etcd.
+    #[must_use]
+    pub fn and_nodes_of(mut self, curator: Client) -> Self {
+        self.records = Some(curator);
+        self
     }
 
     /// What stands in the way of objects, as of the last pass.
@@ -166,6 +176,9 @@ impl KubernetesObjects {
                 };
                 let _ = writeln!(text, "{word} {resource} {key}");
             }
+        }
+        if let Some(records) = &self.records {
+            node_pass::plan(&api, records, &mut text).await;
         }
         for trouble in troubles {
             let _ = writeln!(text, "cannot {trouble}");
@@ -380,6 +393,9 @@ impl Objects for KubernetesObjects {
                     }
                 }
             }
+        }
+        if let Some(records) = &self.records {
+            node_pass::pass(&api, records, &mut passed, &mut troubles).await;
         }
         self.watches.keep(|resource| followed.contains(resource));
         *self.known() = known;

@@ -17,6 +17,8 @@ pub enum Subject {
     OfAddOn(String, Resource, Key),
     /// An add-on as a whole.
     AddOn(String),
+    /// All objects of a kind.
+    Kind(Resource),
 }
 
 /// What cannot be done before somebody did something else.
@@ -36,6 +38,7 @@ impl fmt::Display for Subject {
             Self::BuiltIn(resource, key) => write!(f, "{resource} {key}"),
             Self::OfAddOn(add_on, resource, key) => write!(f, "{resource} {key} of the add-on {add_on}"),
             Self::AddOn(add_on) => write!(f, "the add-on {add_on}"),
+            Self::Kind(resource) => write!(f, "all {resource}"),
         }
     }
 }

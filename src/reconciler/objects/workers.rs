@@ -1,15 +1,16 @@
-//! What a worker asks of an API server about its own node, and of the pods on it.
+//! What is asked of an API server about nodes and the pods on them.
 //!
-//! It asks with the kubelet's certificate, which lets it do no more than this: the authorizer for nodes and the admission
-//! plugin `NodeRestriction` (Kubernetes, "Using Node Authorization") allow it to amend its own node, but for labels below
-//! `kubernetes.io`, and to evict pods that are bound to it.
+//! All nodes are listed by whoever keeps the objects. All else is asked by a worker about its own node, with the kubelet's
+//! certificate, which lets it do no more than this: the authorizer for nodes and the admission plugin `NodeRestriction`
+//! (Kubernetes, "Using Node Authorization") allow it to amend its own node, but for labels below `kubernetes.io`, and to
+//! evict pods that are bound to it.
 
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::core::Request;
 use serde_json::{Value, json};
 
 use crate::reconciler::objects::kind::{Key, Kind, MANAGER, in_address};
-use crate::reconciler::objects::kubernetes::{Api, AskError, unsent, within};
+use crate::reconciler::objects::kubernetes::{Api, AskError, items, unsent, within};
 
 /// A kind of the core of Kubernetes, which has no name as a group.
 fn core(kind: &str, plural: &str, namespaced: bool) -> Kind {
@@ -17,7 +18,8 @@ fn core(kind: &str, plural: &str, namespaced: bool) -> Kind {
     Kind { group: String::new(), version: "v1".to_owned(), kind, plural, namespaced }
 }
 
-fn nodes() -> Kind {
+/// Nodes.
+pub(super) fn nodes() -> Kind {
     core("Node", "nodes", false)
 }
 
@@ -35,6 +37,14 @@ pub enum Eviction {
 }
 
 impl Api {
+    /// What stands in every node as it does in other objects: its name, its labels, which state of it this is.
+    ///
+    /// What else a node says is a hundred times as much.
+    pub async fn nodes(&self) -> Result<Vec<Value>, AskError> {
+        let request = Request::new(nodes().path(None)).list_metadata(&ListParams::default());
+        items(within(self.0.request(request.map_err(|error| unsent(&error))?)).await?, &nodes())
+    }
+
     /// A node; none where nobody has registered it.
     pub async fn node(&self, name: &str) -> Result<Option<Value>, AskError> {
         self.get(&nodes(), &Key { namespace: None, name: name.to_owned() }).await
@@ -52,12 +62,7 @@ impl Api {
     pub async fn pods_on(&self, node: &str) -> Result<Vec<Value>, AskError> {
         let parameters = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let request = Request::new(pods().path(None)).list(&parameters).map_err(|error| unsent(&error))?;
-        let mut list: Value = within(self.0.request(request)).await?;
-        match list.get_mut("items").map(Value::take) {
-            Some(Value::Array(items)) => Ok(items),
-            Some(Value::Null) => Ok(Vec::new()),
-            _ => Err(AskError::Unanswered("its list of pods has no items".to_owned())),
-        }
+        items(within(self.0.request(request)).await?, &pods())
     }
 
     /// Has a pod end, if as many others of its kind are left as its budget for disruptions wants. `api_version` is that of

@@ -9,6 +9,7 @@ use base64::Engine as _;
 use kube::api::{DeleteParams, GetParams, Patch, PatchParams, PostParams};
 use kube::core::{Request, Status};
 use serde_json::{Value, json};
+use shepherd::etcd::client::Client;
 use shepherd::reconciler::objects::Objects as _;
 use shepherd::reconciler::objects::kind::{BUILT_IN, KEPT, Key, Kind, in_address};
 use shepherd::reconciler::objects::kubernetes::{Api, Connection, Kubernetes};
@@ -73,6 +74,11 @@ impl Kept {
     pub(crate) fn new(server: &Server, wishes: Wishes) -> Self {
         let (wishes, receiver) = watch::channel(Some(wishes));
         Self { objects: KubernetesObjects::new(server.connection(), receiver), wishes }
+    }
+
+    /// And the objects of nodes, whose records are there.
+    pub(crate) fn and_nodes_of(self, curator: Client) -> Self {
+        Self { objects: self.objects.and_nodes_of(curator), wishes: self.wishes }
     }
 
     /// A pass: created, updated, replaced and deleted.
@@ -149,6 +155,10 @@ pub(crate) fn runtimes() -> Kind {
     kind("node.k8s.io", "RuntimeClass", "runtimeclasses", false)
 }
 
+pub(crate) fn nodes() -> Kind {
+    kind("", "Node", "nodes", false)
+}
+
 pub(crate) fn config_maps() -> Kind {
     kind("", "ConfigMap", "configmaps", true)
 }
@@ -166,6 +176,12 @@ pub(crate) fn role(name: &str, verb: &str, labelled: bool) -> Value {
     let labels = if labelled { json!({KEPT: BUILT_IN}) } else { json!({}) };
     json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name, "labels": labels},
         "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": [verb]}]})
+}
+
+/// A node as its kubelet makes it, with these labels.
+pub(crate) fn node(name: &str, labels: &[&str]) -> Value {
+    let labels: BTreeMap<&str, &str> = labels.iter().map(|label| (*label, "")).collect();
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
 }
 
 /// A manifest of one map with one value.

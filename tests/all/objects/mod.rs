@@ -4,6 +4,7 @@ mod add_ons;
 mod keeping;
 mod kit;
 mod leading;
+mod nodes;
 pub(crate) mod real;
 mod semantics;
 mod server;

@@ -11,7 +11,7 @@ use shepherd::reconciler::objects::plan::Precondition;
 use shepherd::reconciler::objects::served::Served;
 
 use super::kit::{
-    Server, bindings, cluster_roles, config_maps, in_default, named, priorities, role, runtimes,
+    Server, bindings, cluster_roles, config_maps, in_default, named, node, nodes, priorities, role, runtimes,
 };
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::in_time;
@@ -34,6 +34,7 @@ async fn suite(server: &Server) -> Result<()> {
     labels(server).await.context("labels")?;
     watches(server).await.context("watches")?;
     applying(server).await.context("applying")?;
+    amending(server).await.context("amending")?;
     kinds(server).await.context("kinds")
 }
 
@@ -204,6 +205,28 @@ async fn applying(server: &Server) -> Result<()> {
     assert_eq!(applied_fields(&back).as_ref(), Some(&fields));
     let less = api.apply(&maps, &key, &said(json!({"a": "1"}))).await?;
     assert_eq!(less["data"], json!({"a": "1", "theirs": "1"}), "what is not said any more goes");
+    Ok(())
+}
+
+async fn amending(server: &Server) -> Result<()> {
+    let (api, other, name) = (server.api().await?, server.other()?, "suite");
+    let first = other.create(&nodes(), &node(name, &["a", "b"])).await??;
+    let listed = api.nodes().await?;
+    let listed = listed.iter().find(|node| node["metadata"]["name"] == name).context("it is listed")?;
+    assert_eq!((uid(listed), resource_version(listed)), (uid(&first), resource_version(&first)));
+    assert_eq!(listed["metadata"]["labels"], first["metadata"]["labels"]);
+    let change =
+        |version: &str| json!({"metadata": {"resourceVersion": version, "labels": {"a": null, "c": ""}}});
+    api.amend_node(name, &change(resource_version(&first))).await?;
+    let second = api.node(name).await?.context("it was made")?;
+    assert_eq!(second["metadata"]["labels"], json!({"b": "", "c": ""}), "what is not named stays");
+    assert_eq!(refused(api.amend_node(name, &change(resource_version(&first))).await), Refusal::Raced);
+    api.amend_node(name, &change(resource_version(&second))).await?;
+    let third = api.node(name).await?.context("it was made")?;
+    assert_eq!(resource_version(&third), resource_version(&second), "what is so already is no write");
+    api.delete(&nodes(), &named(name), &Precondition::of(listed)).await.expect_err("it was changed");
+    api.delete(&nodes(), &named(name), &Precondition::of(&third)).await?;
+    assert_eq!(refused(api.amend_node(name, &change("")).await), Refusal::Gone);
     Ok(())
 }
 

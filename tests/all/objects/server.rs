@@ -84,9 +84,9 @@ impl Simulated {
         std::mem::take(&mut self.shared.asked())
     }
 
-    /// As what everybody is known who has asked.
+    /// As what everybody is known who has asked since the last call.
     pub(crate) fn agents(&self) -> BTreeSet<String> {
-        self.shared.agents.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        std::mem::take(&mut self.shared.agents.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// How many watches are being served.
@@ -128,6 +128,7 @@ async fn answer(
     shared.agents.lock().unwrap_or_else(PoisonError::into_inner).insert(agent.to_owned());
     let watches = query.contains_key("watch");
     shared.asked().push(format!("{} {}", if watches { "WATCH" } else { method.as_str() }, uri.path()));
+    let media = headers.get("content-type").and_then(|media| media.to_str().ok()).unwrap_or_default();
     let answered = match uri.path() {
         "/apis" => Ok(groups()),
         path => match place(path) {
@@ -139,11 +140,11 @@ async fn answer(
                 Ok(list(&shared.store(), &kind, namespace.as_deref(), &query))
             }
             Some(Place::Objects(kind, namespace)) => {
-                write(&shared, &method, &kind, (namespace, None), &query, &body)
+                write(&shared, &method, &kind, (namespace, None), &query, (media, &body))
             }
             Some(Place::Object(kind, key)) if method == Method::GET => shared.store().get(&kind, &key),
             Some(Place::Object(kind, key)) => {
-                write(&shared, &method, &kind, (key.namespace, Some(key.name)), &query, &body)
+                write(&shared, &method, &kind, (key.namespace, Some(key.name)), &query, (media, &body))
             }
             None => Err((
                 404,
@@ -251,7 +252,7 @@ fn write(
     kind: &Kind,
     (namespace, name): (Option<String>, Option<String>),
     query: &BTreeMap<String, String>,
-    body: &[u8],
+    (media, body): (&str, &[u8]),
 ) -> Result<Value, Refused> {
     let object: Value = serde_json::from_slice(body).unwrap_or_default();
     let named =
@@ -262,6 +263,9 @@ fn write(
     let answer = match (method.as_str(), name) {
         ("POST", None) => store.create(kind, &key, object, manager),
         ("PUT", Some(_)) => store.replace(kind, &key, object, manager),
+        ("PATCH", Some(_)) if media == "application/merge-patch+json" => {
+            store.merge(kind, &key, &object, manager)
+        }
         ("PATCH", Some(_)) => store.apply(kind, &key, &object, (manager, query.contains_key("force"))),
         ("DELETE", Some(_)) => store.delete(kind, &key, &object),
         _ => Err((405, "MethodNotAllowed", "the server does not allow this method".to_owned(), Vec::new())),

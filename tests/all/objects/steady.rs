@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use shepherd::proto::curator::v1 as wire;
+use shepherd::reconciler::objects::nodes::WORKER;
 use shepherd::reconciler::objects::wishes::Wishes;
 
-use super::kit::{Kept, Server, everything, map};
+use super::kit::{Kept, Server, everything, map, node, nodes};
+use super::nodes::put_node;
 use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::until;
+use crate::harness::etcd_servers::{Cluster, until};
 
 const NOTHING: [usize; 4] = [0, 0, 0, 0];
 
@@ -16,7 +19,15 @@ async fn a_pass_asks_once_for_each_kind_however_many_objects_there_are() -> Test
         let server = Server::simulated().await?;
         // Ten that belong to the release.
         let wishes = Wishes { runtime_handlers: ["runc".to_owned()].into(), ..everything() };
-        let kept = Kept::new(&server, wishes);
+        let etcd = Cluster::start(1).await?;
+        let kept = Kept::new(&server, wishes).and_nodes_of(etcd.client());
+        for number in 0..objects {
+            let id = format!("node-{number:032x}");
+            let has = wire::NodeRoles { kubernetes_worker: true, ..Default::default() };
+            put_node(&etcd.client(), &id, has, &[]).await?;
+            server.other()?.create(&nodes(), &node(&id, &[WORKER])).await??;
+        }
+        server.in_this_process()?.agents();
         let manifest: String = (0..objects).map(|number| map(&format!("map-{number}"), "one")).collect();
         kept.wish(&[("dns", &manifest)]);
         assert_eq!(kept.pass().await?, [10 + objects, 0, 0, 0]);
@@ -31,6 +42,7 @@ async fn a_pass_asks_once_for_each_kind_however_many_objects_there_are() -> Test
             }
             let expected = [
                 "GET /api/v1/configmaps",
+                "GET /api/v1/nodes",
                 "GET /apis/node.k8s.io/v1/runtimeclasses",
                 "GET /apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
                 "GET /apis/rbac.authorization.k8s.io/v1/clusterroles",

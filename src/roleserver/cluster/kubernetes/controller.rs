@@ -162,7 +162,7 @@ async fn tend(
         pace: Pace::default(),
     };
     let connection = Connection { url, identity: Some(identity) };
-    let planned = KubernetesObjects::new(connection.clone(), wishes.clone());
+    let planned = KubernetesObjects::new(connection.clone(), wishes.clone()).and_nodes_of(client.clone());
     let telling = async {
         let page = || async { planned.plan().await.map_or_else(|error| format!("{error}\n"), as_a_page) };
         let told = told::telling_anew(&files.kubernetes(), told::PLAN, page).await;
@@ -171,7 +171,7 @@ async fn tend(
         }
         std::future::pending::<()>().await;
     };
-    let objects = KubernetesObjects::new(connection, wishes);
+    let objects = KubernetesObjects::new(connection, wishes).and_nodes_of(client.clone());
     let mut troubles = objects.troubles();
     let reconciler = Reconciler::new(settings, objects);
     let mut leads = reconciler.leads();
@@ -219,6 +219,7 @@ fn clashes(troubles: &[Trouble]) -> Vec<wire::KubernetesClash> {
                 (resource.to_string(), key.to_string())
             }
             Subject::AddOn(name) => ("add-on".to_owned(), name.clone()),
+            Subject::Kind(resource) => (resource.to_string(), "*".to_owned()),
         };
         let message = shortened(format!("{}; {}", trouble.why, trouble.remedy));
         wire::KubernetesClash { kind: shortened(kind), name: shortened(name), message }

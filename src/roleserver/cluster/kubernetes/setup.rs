@@ -201,7 +201,7 @@ pub(super) mod tests {
             ],
             service_account_keys: vec![vec![8]],
             api_servers: vec!["10.0.0.1:6443".to_owned()],
-            labels: [("node-role.kubernetes.io/worker".to_owned(), String::new())].into(),
+            labels: [("label.shepherd/row".to_owned(), "7".to_owned())].into(),
         }
     }
 

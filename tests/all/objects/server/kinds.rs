@@ -7,6 +7,7 @@ use shepherd::reconciler::objects::kind::Kind;
 
 const TABLE: &[(&str, &str, &str, bool)] = &[
     ("", "Namespace", "namespaces", false),
+    ("", "Node", "nodes", false),
     ("", "ConfigMap", "configmaps", true),
     ("", "Secret", "secrets", true),
     ("rbac.authorization.k8s.io", "ClusterRole", "clusterroles", false),

@@ -142,6 +142,19 @@ impl Store {
         Ok(self.changed(kind, key, before, object))
     }
 
+    /// A merge patch (RFC 7386).
+    pub(super) fn merge(
+        &mut self,
+        kind: &Kind,
+        key: &Key,
+        change: &Value,
+        manager: &str,
+    ) -> Result<Value, Refused> {
+        let mut object = self.get(kind, key)?;
+        merge(&mut object, change);
+        self.replace(kind, key, object, manager)
+    }
+
     /// A write that changes nothing is none.
     fn changed(&mut self, kind: &Kind, key: &Key, before: Value, mut object: Value) -> Value {
         object["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
@@ -197,5 +210,22 @@ impl Store {
             return Ok(self.changed(kind, key, before, ending));
         }
         Ok(self.keep(kind, key, Some(before), None))
+    }
+}
+
+fn merge(target: &mut Value, change: &Value) {
+    let Value::Object(change) = change else {
+        *target = change.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    for (field, change) in change {
+        if change.is_null() {
+            target.as_object_mut().and_then(|fields| fields.remove(field));
+        } else {
+            merge(&mut target[field], change);
+        }
     }
 }

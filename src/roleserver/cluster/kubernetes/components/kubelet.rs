@@ -15,7 +15,7 @@ use crate::roleserver::cluster::services::placing::Placed;
 use crate::roleserver::cluster::services::wanted::{Check, Rendered};
 
 /// Its name.
-pub const NAME: &str = "kubelet";
+pub const NAME: &str = crate::reconciler::objects::nodes::KUBELET;
 const CONFIG: &str = "config.json";
 /// The add-on by which pods find each other's names.
 const DNS: &str = "dns";
