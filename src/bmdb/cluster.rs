@@ -19,6 +19,7 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
 use crate::model::cluster::kubernetes::OnNode;
+use crate::model::cluster::labels::Hardware;
 use crate::model::cluster::snapshot::{LastSnapshot, Snapshots};
 use crate::model::cluster::spec::{Part, Spec};
 use crate::model::cluster::state::{Asked, Founded, Member, Report, Restoring, Wanted};
@@ -90,6 +91,8 @@ pub struct MachineLine {
     pub member: Member,
     /// Where it stands.
     pub location: Option<String>,
+    /// Its hardware, as far as it is known.
+    pub hardware: Hardware,
     /// What it waits for.
     pub waits: Option<String>,
     /// Its node, as the curator said at `seen_at`.
@@ -280,6 +283,12 @@ pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Machin
                     retiring: row.retiring,
                 },
                 location: row.location,
+                hardware: Hardware {
+                    manufacturer: row.manufacturer,
+                    product: row.product,
+                    memory: row.memory_bytes.and_then(|bytes| bytes.try_into().ok()),
+                    cpus: row.cpu_threads.and_then(|threads| threads.try_into().ok()),
+                },
                 waits: row.waits,
                 node,
                 seen_at: row.seen_at,

@@ -21,7 +21,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::fleet::PATIENCE;
 
 /// Asks the curator that leads for the nodes, with the files that somebody has, and nothing else.
-async fn nodes(files: &Path, holder: &str, curators: &[String]) -> Result<Result<usize, Status>> {
+async fn nodes(files: &Path, holder: &str, curators: &[String]) -> Result<Result<Vec<wire::Node>, Status>> {
     let certificate = CertificateDer::from_pem_file(files.join(format!("{holder}.crt")))?;
     let key = PrivatePkcs8KeyDer::from_pem_file(files.join(format!("{holder}.key")))?;
     let anchor = Anchor::parse(&CertificateDer::from_pem_file(files.join("ca.crt"))?)?;
@@ -32,7 +32,10 @@ async fn nodes(files: &Path, holder: &str, curators: &[String]) -> Result<Result
             let config = client_config(anchor.clone(), None, Some(own.clone()), Clock::host())?;
             let mut management = ManagementClient::new(dial(curator, config));
             match management.list_nodes(wire::ListNodesRequest::default()).await {
-                Ok(listed) => return Ok(Ok(listed.into_inner().nodes.len())),
+                Ok(listed) => {
+                    let all = listed.into_inner().nodes;
+                    return Ok(Ok(all.into_iter().filter_map(|listed| listed.node).collect()));
+                }
                 // It does not lead, or cannot say who does.
                 Err(said) if matches!(said.code(), Code::Unimplemented | Code::Unavailable) => {
                     ensure!(Instant::now() < end, "none of {curators:?} leads: {said}");
@@ -74,7 +77,18 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
 
     let curators: Vec<String> = serde_json::from_value(made["curators"].clone())?;
     assert!(!curators.is_empty());
-    assert_eq!(nodes(&files, "kim", &curators).await??, 3, "it is an owner's");
+    let all = nodes(&files, "kim", &curators).await??;
+    assert_eq!(all.len(), 3, "it is an owner's");
+    for node in &all {
+        // As the simulator says of each model.
+        let expected = match node.labels.get("product").map(String::as_str) {
+            Some("PowerEdge-R6615") => ["Dell-Inc", "64", "384"],
+            Some("SYS-121C-TN10R") => ["Supermicro", "128", "512"],
+            _ => ["HPE", "16", "64"],
+        };
+        let has = ["manufacturer", "cpus", "memory-gib"].map(|key| node.labels.get(key).map(String::as_str));
+        assert_eq!(has, expected.map(Some), "{:?}", node.labels);
+    }
 
     // What is kept of it: no key, and what the audit says of it.
     let kept: Vec<Vec<u8>> = sqlx::query_scalar(
@@ -105,7 +119,7 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     let refused = nodes(&files, "kim", &curators).await?;
     let why = format!("{:?}", refused.expect_err("a certificate that was revoked is taken"));
     assert!(why.contains("is revoked"), "{why}");
-    assert_eq!(nodes(&files, "lee", &curators).await??, 3, "that of another is as good as before");
+    assert_eq!(nodes(&files, "lee", &curators).await??.len(), 3, "that of another is as good as before");
     let again = field.ctl(&["cluster", "credentials", "revoke", "ams", id, "--reason", "once more"])?;
     assert!(again.contains("has nothing to end"), "{again}");
 

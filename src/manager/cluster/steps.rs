@@ -10,10 +10,10 @@ use crate::bmdb::cluster::ClusterAndMachines;
 use crate::bmdb::cluster_key::current_secret;
 use crate::manager::cluster::curators::{CuratorError, Way, first_curator, is_authority_of, owner_key};
 use crate::manager::cluster::{PassError, Tending};
+use crate::model::cluster::labels::labels;
 use crate::model::cluster::plan::{Plan, Step, TICKET_LIFETIME};
 use crate::model::cluster::state::{Cluster, Founded, Wanted};
 use crate::model::ids::MachineId;
-use crate::model::label;
 use crate::proto::agent::v1 as wire;
 use crate::proto::agent::v1::cluster_order::What;
 
@@ -189,16 +189,11 @@ impl Tending<'_> {
             }
         };
         let line = found.machines.iter().find(|line| line.member.machine == machine);
-        let location = line.and_then(|line| line.location.clone());
-        // A place that cannot be a label is left out: it is for people, and decides nothing.
-        let location = location.filter(|value| label::check_value(value).is_ok());
-        let part = line.map(|line| line.member.part.as_str().to_owned());
-        let labels = [("location", location), ("part", part)];
-        let labels = labels.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+        let labels = line.map(|line| labels(line.member.part, line.location.as_deref(), &line.hardware));
         Ok(wire::ClusterOrder {
             generation: 0,
             what: Some(what),
-            labels: labels.collect(),
+            labels: labels.unwrap_or_default().into_iter().collect(),
             address: String::new(),
         })
     }

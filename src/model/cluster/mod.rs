@@ -23,6 +23,7 @@ pub mod key;
 pub mod kubernetes;
 pub mod kubernetes_user;
 pub mod kubernetes_view;
+pub mod labels;
 pub mod plan;
 pub mod quorum;
 pub mod restore;

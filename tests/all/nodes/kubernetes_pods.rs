@@ -10,6 +10,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use shepherd::proto::curator::v1::service_status::Kind;
+use shepherd::reconciler::objects::nodes::{CONTROL_PLANE, WORKER};
 use shepherd::roleserver::cluster::kubernetes::components::containerd::bridge;
 use shepherd::roleserver::cluster::kubernetes::groups;
 use shepherd::roleserver::cluster::kubernetes::ports::Ports;
@@ -256,8 +257,9 @@ async fn enclosed() -> Result<()> {
         let Ok(node) = own() else { return Ok(false) };
         let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
         let ready = conditions.into_iter().any(|one| one["type"] == "Ready" && one["status"] == "True");
-        let release = &node["metadata"]["labels"]["shepherd/release"];
-        Ok(ready && *release == env!("CARGO_PKG_VERSION"))
+        let labels = &node["metadata"]["labels"];
+        let has_roles = labels.get(WORKER).is_some() && labels.get(CONTROL_PLANE).is_some();
+        Ok(ready && has_roles && labels["shepherd/release"] == env!("CARGO_PKG_VERSION"))
     })
     .await
     .with_context(|| format!("{:?}\n{}", own(), node.report()))?;
@@ -335,9 +337,14 @@ async fn enclosed() -> Result<()> {
         assert!(!(of_this && line.contains("containerd-shim")), "{line}");
     }
 
-    // And comes again: the node is opened, and pods run there.
+    until("its object is gone", async || Ok(kubectl.run(&["get", "nodes", "-o", "name"])?.is_empty()))
+        .await
+        .with_context(|| node.report())?;
+
+    // And comes again: the node is open, and pods run there.
     owner.roles(&node, &["kubernetes-worker"], &[]).await?;
-    until("the node is open again", async || Ok(own()?["spec"].get("unschedulable").is_none()))
+    let open = |node: &Value| node["spec"].get("unschedulable").is_none();
+    until("the node is there again, and open", async || Ok(own().is_ok_and(|node| open(&node))))
         .await
         .with_context(|| node.report())?;
     until("containerd is there", async || Ok(import_image(&node, directory.path()).is_ok())).await?;
