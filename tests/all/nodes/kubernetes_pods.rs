@@ -15,7 +15,7 @@ use shepherd::roleserver::cluster::kubernetes::components::containerd::bridge;
 use shepherd::roleserver::cluster::kubernetes::groups;
 use shepherd::roleserver::cluster::kubernetes::ports::Ports;
 
-use super::kubernetes::{kinds, put, put_bundle, told, until_told};
+use super::kubernetes::{kinds, put, put_bundle, until_told};
 use super::node::{Node, Owner};
 use super::services::instance;
 use crate::harness::aloud::{TestResult, aloud};
@@ -310,8 +310,10 @@ async fn enclosed() -> Result<()> {
     .await
     .with_context(|| node.report())?;
     assert_eq!(kubectl.pods("guarded")?, [(guarded, "Running".to_owned())], "there would be none left");
-    let waits = told(&owner, &node).await?.context("nothing is told")?.waits;
-    assert!(waits.contains("its pods go to other nodes"), "{waits}");
+    until_told(&owner, &node, "what it waits for is told", |status| {
+        status.waits.contains("its pods go to other nodes")
+    })
+    .await?;
     kubectl.run(&["delete", "poddisruptionbudget", "guarded"])?;
     let kubernetes = node.files().kubernetes();
     until("all of the worker is gone", async || {

@@ -4,7 +4,7 @@ mod add_ons;
 mod keeping;
 mod kit;
 mod leading;
-mod nodes;
+mod node_objects;
 pub(crate) mod real;
 mod semantics;
 mod server;

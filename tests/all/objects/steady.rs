@@ -7,7 +7,7 @@ use shepherd::reconciler::objects::nodes::WORKER;
 use shepherd::reconciler::objects::wishes::Wishes;
 
 use super::kit::{Kept, Server, everything, map, node, nodes};
-use super::nodes::put_node;
+use super::node_objects::put_node;
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::{Cluster, until};
 
