@@ -167,8 +167,8 @@ mod tests {
         })
     }
 
-    fn labels(labels: &Value) -> Option<Amendment> {
-        Some(Amendment::Change(json!({"metadata": {"resourceVersion": "7", "labels": labels}})))
+    fn labels(labels: &Value) -> Amendment {
+        Amendment::Change(json!({"metadata": {"resourceVersion": "7", "labels": labels}}))
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
             (
                 "it still hands over",
                 vec![node(|node| runs(node, &["containerd", KUBELET]))],
-                labels(&json!({WORKER: null})),
+                Some(labels(&json!({WORKER: null}))),
             ),
             (
                 "it has the role, and has said nothing yet",
@@ -219,11 +219,11 @@ mod tests {
             roles(node).kubernetes_controller = true;
         };
         for (labelled, record, expected) in [
-            (&[][..], node(worker), labels(&json!({WORKER: ""}))),
-            (&[other], node(worker), labels(&json!({WORKER: ""}))),
+            (&[][..], node(worker), Some(labels(&json!({WORKER: ""})))),
+            (&[other], node(worker), Some(labels(&json!({WORKER: ""})))),
             (&[other, WORKER], node(worker), None),
-            (&[WORKER, CONTROL_PLANE], node(worker), labels(&json!({CONTROL_PLANE: null}))),
-            (&[], node(both), labels(&json!({WORKER: "", CONTROL_PLANE: ""}))),
+            (&[WORKER, CONTROL_PLANE], node(worker), Some(labels(&json!({CONTROL_PLANE: null})))),
+            (&[], node(both), Some(labels(&json!({WORKER: "", CONTROL_PLANE: ""})))),
             (&[WORKER, CONTROL_PLANE], node(both), None),
         ] {
             assert_eq!(about(&object(NODE, labelled), &[record]), expected, "{labelled:?}");

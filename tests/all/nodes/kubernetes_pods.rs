@@ -242,6 +242,15 @@ fn answers(address: &str) -> bool {
     ask().is_ok_and(|answer| answer.contains("hello from a pod"))
 }
 
+/// Whether a node is ready, and has its labels.
+fn is_as_it_should_be(node: &Value) -> bool {
+    let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
+    let ready = conditions.into_iter().any(|one| one["type"] == "Ready" && one["status"] == "True");
+    let labels = &node["metadata"]["labels"];
+    let has_roles = labels.get(WORKER).is_some() && labels.get(CONTROL_PLANE).is_some();
+    ready && has_roles && labels["shepherd/release"] == env!("CARGO_PKG_VERSION")
+}
+
 async fn enclosed() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let (owner, mut node) = whole().await?;
@@ -254,12 +263,7 @@ async fn enclosed() -> Result<()> {
     let name = node.id()?.to_string();
     let own = || kubectl.json(&["get", "node", &name]);
     until("the node is ready and has its labels", async || {
-        let Ok(node) = own() else { return Ok(false) };
-        let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
-        let ready = conditions.into_iter().any(|one| one["type"] == "Ready" && one["status"] == "True");
-        let labels = &node["metadata"]["labels"];
-        let has_roles = labels.get(WORKER).is_some() && labels.get(CONTROL_PLANE).is_some();
-        Ok(ready && has_roles && labels["shepherd/release"] == env!("CARGO_PKG_VERSION"))
+        Ok(own().is_ok_and(|node| is_as_it_should_be(&node)))
     })
     .await
     .with_context(|| format!("{:?}\n{}", own(), node.report()))?;
