@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::bmdb::action::Done;
 use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
+use crate::bmdb::cluster_candidates::hardware;
 use crate::bmdb::cluster_declaration::declarations;
 use crate::bmdb::cluster_kubernetes::{self, KubernetesLine, Wish, kubernetes_of};
 use crate::bmdb::cluster_upgrade::{self, UpgradeLine, upgrade_of};
@@ -18,8 +19,8 @@ use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
+use crate::model::cluster::hardware::Hardware;
 use crate::model::cluster::kubernetes::OnNode;
-use crate::model::cluster::labels::Hardware;
 use crate::model::cluster::snapshot::{LastSnapshot, Snapshots};
 use crate::model::cluster::spec::{Part, Spec};
 use crate::model::cluster::state::{Asked, Founded, Member, Report, Restoring, Wanted};
@@ -283,12 +284,7 @@ pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Machin
                     retiring: row.retiring,
                 },
                 location: row.location,
-                hardware: Hardware {
-                    manufacturer: row.manufacturer,
-                    product: row.product,
-                    memory: row.memory_bytes.and_then(|bytes| bytes.try_into().ok()),
-                    cpus: row.cpu_threads.and_then(|threads| threads.try_into().ok()),
-                },
+                hardware: hardware(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads),
                 waits: row.waits,
                 node,
                 seen_at: row.seen_at,

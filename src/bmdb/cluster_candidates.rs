@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::Doing as _;
 use crate::bmdb::error::BmdbError;
+use crate::model::cluster::hardware::Hardware;
 use crate::model::cluster::selector::{Selector, Traits};
 use crate::model::cluster::state::Candidate;
 use crate::model::ids::MachineId;
@@ -57,16 +58,12 @@ async fn candidates(
     #[cfg(feature = "shepherd")]
     let next =
         rows.last().map(|row| row.machine_id).filter(|_| i64::try_from(rows.len()).unwrap_or(most) == most);
-    let count = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok());
     let labels = |labels: Option<Value>| labels.and_then(|labels| serde_json::from_value(labels).ok());
     let fits = rows.into_iter().filter_map(|row| {
         let traits = Traits {
             provider: row.provider,
             location: row.location.clone(),
-            manufacturer: row.manufacturer,
-            product: row.product,
-            memory: count(row.memory_bytes),
-            cpus: count(row.cpu_threads),
+            hardware: hardware(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads),
             labels: labels(row.labels).unwrap_or_default(),
         };
         let candidate = Candidate { machine: MachineId(row.machine_id), location: row.location };
@@ -77,4 +74,15 @@ async fn candidates(
         #[cfg(feature = "shepherd")]
         next,
     })
+}
+
+/// A machine's hardware by the columns of its report.
+pub(super) fn hardware(
+    manufacturer: Option<String>,
+    product: Option<String>,
+    memory_bytes: Option<i64>,
+    cpu_threads: Option<i64>,
+) -> Hardware {
+    let count = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok());
+    Hardware { manufacturer, product, memory: count(memory_bytes), cpus: count(cpu_threads) }
 }

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::bmdb::action::Done;
 use crate::bmdb::artefact::artefacts;
 use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
+use crate::bmdb::cluster_candidates::hardware;
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
@@ -176,15 +177,11 @@ async fn meant(tx: &mut PgConnection, selector: &Selector) -> Result<Vec<(Uuid, 
         let last = rows.last().map(|row| row.machine_id);
         let whole = i64::try_from(rows.len()).unwrap_or(PAGE) == PAGE;
         found.extend(rows.into_iter().filter_map(|row| {
-            let count = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok());
             let labels = row.labels.and_then(|labels| serde_json::from_value(labels).ok());
             let traits = Traits {
                 provider: row.provider,
                 location: row.location,
-                manufacturer: row.manufacturer,
-                product: row.product,
-                memory: count(row.memory_bytes),
-                cpus: count(row.cpu_threads),
+                hardware: hardware(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads),
                 labels: labels.unwrap_or_default(),
             };
             selector.holds(&traits).then_some((row.machine_id, row.provider_id))

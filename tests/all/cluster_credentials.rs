@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use serde_json::Value;
@@ -84,7 +84,8 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
         let expected = match node.labels.get("product").map(String::as_str) {
             Some("PowerEdge-R6615") => ["Dell-Inc", "64", "384"],
             Some("SYS-121C-TN10R") => ["Supermicro", "128", "512"],
-            _ => ["HPE", "16", "64"],
+            Some("ProLiant-DL20-Gen10-Plus") => ["HPE", "16", "64"],
+            other => Err(anyhow!("no model of the simulator is called {other:?}"))?,
         };
         let has = ["manufacturer", "cpus", "memory-gib"].map(|key| node.labels.get(key).map(String::as_str));
         assert_eq!(has, expected.map(Some), "{:?}", node.labels);

@@ -7,8 +7,8 @@
 //!
 //! A node of Kubernetes has below names of ours what is known of it: `shepherd/machine`, `shepherd/release`, and under
 //! `label.shepherd/` what people said of it, as far as Kubernetes can say it. Its roles it may not say itself: that is for
-//! whoever keeps the built-in objects. A label here may have slashes, and may end with a dash; one there may not. What cannot be
-//! said there is left out, rather than changed into something that nobody said.
+//! whoever keeps the built-in objects. A label here may have slashes, and may end with a dash; one there may not. What cannot
+//! be said there is left out, rather than changed into something that nobody said.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

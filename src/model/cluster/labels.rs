@@ -7,21 +7,9 @@
 //! What makers call themselves and their products has blanks and commas, which a label may not have, here or in Kubernetes:
 //! a dash stands for each run of those (`Dell-Inc`, `PowerEdge-R640`).
 
+use crate::model::cluster::hardware::Hardware;
 use crate::model::cluster::spec::Part;
 use crate::model::label::{Labels, check_value};
-
-/// What is known of a machine's hardware.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hardware {
-    /// Who made it.
-    pub manufacturer: Option<String>,
-    /// What it is.
-    pub product: Option<String>,
-    /// Bytes of memory.
-    pub memory: Option<u64>,
-    /// Threads of its processors.
-    pub cpus: Option<u64>,
-}
 
 /// The labels of a machine's node; what is not known is left out, and so is a location that cannot be a label: it decides
 /// nothing, and said otherwise it would be another place.

@@ -19,6 +19,7 @@ pub mod choice;
 pub mod credential;
 pub mod declared;
 pub mod disturb;
+pub mod hardware;
 pub mod key;
 pub mod kubernetes;
 pub mod kubernetes_user;

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::model::cluster::hardware::Hardware;
 use crate::model::label::{self, Labels};
 
 /// A machine, as far as it can be chosen by.
@@ -15,14 +16,8 @@ pub struct Traits {
     pub provider: String,
     /// Where it stands, if that is known.
     pub location: Option<String>,
-    /// Who made it, if that is known.
-    pub manufacturer: Option<String>,
-    /// What it is, if that is known.
-    pub product: Option<String>,
-    /// Bytes of memory, if that is known.
-    pub memory: Option<u64>,
-    /// Threads of its processors, if that is known.
-    pub cpus: Option<u64>,
+    /// Its hardware, as far as it is known.
+    pub hardware: Hardware,
     /// Its labels.
     pub labels: Labels,
 }
@@ -65,10 +60,12 @@ impl Selector {
             Term::Word(Word::Location, wanted) => {
                 machine.location.as_ref().is_some_and(|found| found.starts_with(wanted.as_str()))
             }
-            Term::Word(Word::Manufacturer, wanted) => machine.manufacturer.as_ref() == Some(wanted),
-            Term::Word(Word::Product, wanted) => machine.product.as_ref() == Some(wanted),
-            Term::AtLeast(Number::Memory, least) => machine.memory.is_some_and(|found| found >= *least),
-            Term::AtLeast(Number::Cpus, least) => machine.cpus.is_some_and(|found| found >= *least),
+            Term::Word(Word::Manufacturer, wanted) => machine.hardware.manufacturer.as_ref() == Some(wanted),
+            Term::Word(Word::Product, wanted) => machine.hardware.product.as_ref() == Some(wanted),
+            Term::AtLeast(Number::Memory, least) => {
+                machine.hardware.memory.is_some_and(|found| found >= *least)
+            }
+            Term::AtLeast(Number::Cpus, least) => machine.hardware.cpus.is_some_and(|found| found >= *least),
             Term::Label(wanted) => wanted.holds(&machine.labels),
         })
     }
@@ -146,10 +143,12 @@ mod tests {
         Traits {
             provider: "rack".to_owned(),
             location: Some("ams-1/r7".to_owned()),
-            manufacturer: Some("Dell Inc.".to_owned()),
-            product: None,
-            memory: Some(64 << 30),
-            cpus: Some(32),
+            hardware: Hardware {
+                manufacturer: Some("Dell Inc.".to_owned()),
+                product: None,
+                memory: Some(64 << 30),
+                cpus: Some(32),
+            },
             labels: Labels::from([("row".to_owned(), "7".to_owned())]),
         }
     }
@@ -177,7 +176,7 @@ mod tests {
             assert_eq!(selector.holds(&machine()), expected, "{text}");
             assert_eq!(selector.to_string().parse::<Selector>().unwrap(), selector, "{text}");
         }
-        let unknown = Traits { memory: None, ..machine() };
+        let unknown = Traits { hardware: Hardware::default(), ..machine() };
         assert!(!"memory>=1KiB".parse::<Selector>().unwrap().holds(&unknown));
     }
 

@@ -27,11 +27,9 @@ async fn read(api: &Api, records: &Client) -> Result<Vec<(Key, Amendment)>, Stri
 /// Does it, and adds what was done and what could not be.
 pub(super) async fn pass(api: &Api, records: &Client, passed: &mut Passed, troubles: &mut Vec<Trouble>) {
     let resource = nodes().resource();
-    let trouble =
-        |subject, why| Trouble { subject, why, remedy: "it is tried again in the next pass".to_owned() };
     let all = match read(api, records).await {
         Ok(all) => all,
-        Err(why) => return troubles.push(trouble(Subject::Kind(resource), why)),
+        Err(why) => return troubles.push(Trouble::passing(Subject::Kind(resource), why)),
     };
     for (key, amendment) in all {
         let (what, done) = match &amendment {
@@ -53,7 +51,8 @@ pub(super) async fn pass(api: &Api, records: &Client, passed: &mut Passed, troub
                 tracing::debug!(kind = %resource, object = %key, "a node was changed meanwhile, and is left to the next pass");
             }
             (Err(error), _) => {
-                troubles.push(trouble(Subject::BuiltIn(resource.clone(), key), error.to_string()));
+                let subject = Subject::object(None, &resource, &key);
+                troubles.push(Trouble::passing(subject, error.to_string()));
             }
         }
     }

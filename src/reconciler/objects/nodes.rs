@@ -87,6 +87,8 @@ pub fn amendments(objects: &[Value], records: &[Record]) -> Vec<(Key, Amendment)
 }
 
 /// Whether the curator could have a node of this id: `node-` and 32 lower-case hexadecimal digits.
+///
+/// The curator has a type for it, which is not known here: objects outlive the records that would name them.
 fn is_node_id(name: &str) -> bool {
     let digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     name.strip_prefix("node-").is_some_and(|digits| digits.len() == 32 && digits.bytes().all(digit))

@@ -385,10 +385,9 @@ impl Objects for KubernetesObjects {
                         failures.push(format!("{resource}: {error}"));
                     } else if !lane.is_looked_through {
                         let add_ons: BTreeSet<_> = lane.wanted.values().filter_map(Wanted::add_on).collect();
-                        troubles.extend(add_ons.into_iter().map(|add_on| Trouble {
-                            subject: Subject::AddOn(add_on.to_owned()),
-                            why: format!("its {resource} cannot be listed: {error}"),
-                            remedy: "it is tried again in the next pass".to_owned(),
+                        troubles.extend(add_ons.into_iter().map(|add_on| {
+                            let why = format!("its {resource} cannot be listed: {error}");
+                            Trouble::passing(Subject::AddOn(add_on.to_owned()), why)
                         }));
                     }
                 }
@@ -559,15 +558,12 @@ async fn update(
 }
 
 fn not_done(add_on: Option<&str>, resource: &Resource, key: &Key, error: &AskError) -> Trouble {
-    let remedy = match error {
+    let (subject, why) = (Subject::object(add_on, resource, key), error.to_string());
+    match error {
         AskError::Refused(status) if refusal(status) == Refusal::Immutable => {
-            "delete it, if nothing in it is needed: then it is made anew"
+            let remedy = "delete it, if nothing in it is needed: then it is made anew".to_owned();
+            Trouble { subject, why, remedy }
         }
-        _ => "it is tried again in the next pass",
-    };
-    Trouble {
-        subject: Subject::object(add_on, resource, key),
-        why: error.to_string(),
-        remedy: remedy.to_owned(),
+        _ => Trouble::passing(subject, why),
     }
 }

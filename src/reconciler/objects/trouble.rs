@@ -51,6 +51,12 @@ impl fmt::Display for Trouble {
 }
 
 impl Trouble {
+    /// What may do the next time, as it is.
+    #[must_use]
+    pub fn passing(subject: Subject, why: String) -> Self {
+        Self { subject, why, remedy: "it is tried again in the next pass".to_owned() }
+    }
+
     /// An object of this name is somebody else's.
     #[must_use]
     pub fn clash(add_on: Option<&str>, resource: &Resource, key: &Key) -> Self {
