@@ -122,7 +122,9 @@ impl Api {
         bmdb.read_policy().await?;
         let pool = database.pool().await?;
         let directory = tempfile::tempdir()?;
-        let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_mins(2));
+        // Not renewed while a test lasts: where transactions are SERIALIZABLE a renewal may cost whoever claims a
+        // second try, and tests count those.
+        let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_hours(10));
         let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
         let keeper = tokio::spawn(keeper.keep(&keep)?);
         let mut settings = settings(directory.path())?;
