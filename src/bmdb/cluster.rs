@@ -18,12 +18,13 @@ use crate::bmdb::cluster_upgrade::{self, UpgradeLine, upgrade_of};
 use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
-use crate::model::cluster::declared::{DeclarationView, ServiceView};
+use crate::model::cluster::declared::{DeclarationView, Declared, ServiceView};
 use crate::model::cluster::hardware::Hardware;
 use crate::model::cluster::kubernetes::OnNode;
+use crate::model::cluster::plan::Places;
 use crate::model::cluster::snapshot::{LastSnapshot, Snapshots};
-use crate::model::cluster::spec::{Part, Spec};
-use crate::model::cluster::state::{Asked, Founded, Member, Report, Restoring, Wanted};
+use crate::model::cluster::spec::{Change, Part, Spec};
+use crate::model::cluster::state::{Asked, Cluster, Founded, Member, Report, Restoring, View, Wanted};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView, PartOfCluster, RESTORING, stage};
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
@@ -136,17 +137,42 @@ pub struct ClusterAndMachines {
     pub upgrade: Option<UpgradeLine>,
 }
 
-/// A change of what a cluster is to be; what is absent stays.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
-    /// Members of etcd.
-    pub control_plane: Option<u32>,
-    /// Other nodes.
-    pub workers: Option<u32>,
-    /// Roles of workers to give.
-    pub give: BTreeSet<String>,
-    /// Roles of workers to take.
-    pub take: BTreeSet<String>,
+impl ClusterAndMachines {
+    /// What decisions about it need, with what is known of its nodes.
+    #[must_use]
+    pub fn cluster(&self, view: View) -> Cluster {
+        let cluster = &self.cluster;
+        Cluster {
+            id: cluster.id,
+            spec: cluster.spec.clone(),
+            deleting: cluster.deleting.is_some(),
+            founded: cluster.founded.clone(),
+            epoch: cluster.epoch,
+            restored_at: cluster.restored_at,
+            restoring: cluster.restoring.clone(),
+            declared: self.declarations.iter().filter_map(declared).collect(),
+            kubernetes: self.kubernetes.as_ref().map(|line| line.wanted.clone()),
+            upgrade: (self.upgrade.as_ref())
+                .filter(|line| line.ended.is_none())
+                .map(|line| line.upgrade.clone()),
+            members: self.machines.iter().map(|line| line.member.clone()).collect(),
+            left: self.left.clone(),
+            view,
+        }
+    }
+
+    /// Where its machines stand.
+    #[must_use]
+    pub fn places(&self) -> Places {
+        self.machines.iter().map(|line| (line.member.machine, line.location.clone())).collect()
+    }
+}
+
+/// A role as it is to be declared.
+fn declared(kept: &DeclarationView) -> Option<Declared> {
+    // The database holds 32 bytes.
+    let digest = hex::decode(&kept.digest).ok()?.try_into().ok()?;
+    Some(Declared { role: kept.role.clone(), digest, withdrawn: kept.withdrawn })
 }
 
 fn corrupt(what: &str, name: &str, error: impl std::fmt::Display) -> BmdbError {
@@ -533,12 +559,8 @@ async fn alter(
         return Ok(carried);
     }
     let (id, spec) = locked(tx, name).await?;
-    let mut wanted = spec.clone();
-    wanted.control_plane = change.control_plane.unwrap_or(spec.control_plane);
-    wanted.workers = change.workers.unwrap_or(spec.workers);
-    wanted.roles.extend(change.give.iter().cloned());
-    wanted.roles.retain(|role| !change.take.contains(role));
-    wanted.check().map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said })?;
+    let wanted =
+        spec.with(change).map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said })?;
     if wanted == spec {
         let said = "is so already; nothing was changed".to_owned();
         return write_down(

@@ -4,7 +4,7 @@ use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::connection::Doing as _;
+use crate::bmdb::connection::{Bmdb, Doing as _};
 use crate::bmdb::error::BmdbError;
 use crate::model::cluster::hardware::Hardware;
 use crate::model::cluster::selector::{Selector, Traits};
@@ -12,26 +12,34 @@ use crate::model::cluster::state::Candidate;
 use crate::model::ids::MachineId;
 
 /// Machines that one statement reads.
-#[cfg(feature = "shepherd")]
 const PAGE: i64 = 1_000;
 
-/// A page of machines that may be chosen, and what it said of them.
-pub(crate) struct Candidates {
+/// A page of machines that may be chosen.
+struct Candidates {
     /// Those that fit the selector.
-    pub(crate) found: Vec<Candidate>,
+    found: Vec<Candidate>,
     /// The last machine that was looked at, if there may be more after it.
-    #[cfg(feature = "shepherd")]
-    pub(crate) next: Option<Uuid>,
+    next: Option<Uuid>,
 }
 
-/// Machines that may be chosen and come after this one in the order of their ids.
-#[cfg(feature = "shepherd")]
-pub(crate) async fn page(
-    tx: &mut PgConnection,
-    selector: &Selector,
-    after: Uuid,
-) -> Result<Candidates, BmdbError> {
-    candidates(tx, selector, after, PAGE).await
+impl Bmdb {
+    /// Machines that may be chosen for a cluster.
+    pub async fn cluster_candidates(&self, selector: &Selector) -> Result<Vec<Candidate>, BmdbError> {
+        let (mut found, mut after) = (Vec::new(), Uuid::nil());
+        loop {
+            let selector = selector.clone();
+            let read = self.transact("looking for machines for a cluster", move |tx| {
+                let selector = selector.clone();
+                Box::pin(async move { candidates(tx, &selector, after, PAGE).await })
+            });
+            let read = read.await?;
+            found.extend(read.found);
+            match read.next {
+                Some(last) => after = last,
+                None => return Ok(found),
+            }
+        }
+    }
 }
 
 /// Whether this machine may be chosen.
@@ -55,7 +63,6 @@ async fn candidates(
         .fetch_all(tx)
         .await
         .doing("looking for machines for a cluster")?;
-    #[cfg(feature = "shepherd")]
     let next =
         rows.last().map(|row| row.machine_id).filter(|_| i64::try_from(rows.len()).unwrap_or(most) == most);
     let labels = |labels: Option<Value>| labels.and_then(|labels| serde_json::from_value(labels).ok());
@@ -66,14 +73,11 @@ async fn candidates(
             hardware: hardware(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads),
             labels: labels(row.labels).unwrap_or_default(),
         };
-        let candidate = Candidate { machine: MachineId(row.machine_id), location: row.location };
+        let (machine, name) = (MachineId(row.machine_id), row.provider_id);
+        let candidate = Candidate { machine, name, location: row.location };
         selector.holds(&traits).then_some(candidate)
     });
-    Ok(Candidates {
-        found: fits.collect(),
-        #[cfg(feature = "shepherd")]
-        next,
-    })
+    Ok(Candidates { found: fits.collect(), next })
 }
 
 /// A machine's hardware by the columns of its report.

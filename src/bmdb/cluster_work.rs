@@ -9,7 +9,6 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::bmdb::cluster::{ClusterAndMachines, clusters, with_all};
-use crate::bmdb::cluster_candidates::page;
 use crate::bmdb::cluster_credential::remove_credentials;
 use crate::bmdb::cluster_key::forget_former_keys;
 use crate::bmdb::cluster_kubernetes::remove_of_cluster;
@@ -25,9 +24,8 @@ use crate::model::cluster::declared::ServiceView;
 use crate::model::cluster::disturb::FRESH;
 use crate::model::cluster::kubernetes::OnNode;
 use crate::model::cluster::kubernetes_view::Known;
-use crate::model::cluster::selector::Selector;
 use crate::model::cluster::spec::Part;
-use crate::model::cluster::state::{Candidate, Wanted};
+use crate::model::cluster::state::Wanted;
 use crate::model::ids::MachineId;
 use crate::model::phase::{Phase, phase_of};
 use crate::model::time::Timestamp;
@@ -89,24 +87,6 @@ impl Bmdb {
             })
         })
         .await
-    }
-
-    /// Machines that may be chosen for a cluster.
-    pub async fn cluster_candidates(&self, selector: &Selector) -> Result<Vec<Candidate>, BmdbError> {
-        let (mut found, mut after) = (Vec::new(), Uuid::nil());
-        loop {
-            let selector = selector.clone();
-            let read = self.transact("looking for machines for a cluster", move |tx| {
-                let selector = selector.clone();
-                Box::pin(async move { page(tx, &selector, after).await })
-            });
-            let read = read.await?;
-            found.extend(read.found);
-            match read.next {
-                Some(last) => after = last,
-                None => return Ok(found),
-            }
-        }
     }
 
     /// Makes a machine part of a cluster, if it is still free and well.

@@ -18,7 +18,8 @@
 //!   transaction; whose it is, a [`credential`] says.
 //! * A **cluster** of machines is asked for and read in [`cluster`]; what becomes of it is written under its lease
 //!   (`cluster_work`). Roles that are declared to it are in [`cluster_declaration`], snapshots of it in
-//!   [`cluster_snapshot`], and how it is brought back in [`cluster_restore`].
+//!   [`cluster_snapshot`], and how it is brought back in [`cluster_restore`]. What is foreseen of it is in
+//!   [`cluster_foresight`].
 //! * A **roll-out** of a release is ordered and read in [`roll_out`]; what becomes of it is written under a lease
 //!   (`roll_out_work`).
 //! * An [`artefact`] is a file that machines fetch from any shepherd, kept in pieces.
@@ -49,6 +50,7 @@ pub mod cluster;
 mod cluster_candidates;
 pub mod cluster_credential;
 pub mod cluster_declaration;
+pub mod cluster_foresight;
 pub mod cluster_key;
 pub mod cluster_kubernetes;
 pub mod cluster_kubernetes_user;

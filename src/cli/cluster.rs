@@ -1,4 +1,4 @@
-//! `cluster create|get|describe|scale|declare|undeclare|roles|approve|snapshot|snapshots|restore|
+//! `cluster create|get|describe|plan|scale|declare|undeclare|roles|approve|snapshot|snapshots|restore|
 //! credentials|rotate-key|kubernetes|kubeconfig|upgrade|delete`: clusters of machines.
 
 use std::fmt::Write as _;
@@ -9,13 +9,14 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::bmdb::action::Done;
-use crate::bmdb::cluster::{Change, target, view, with_machines};
+use crate::bmdb::cluster::{target, view, with_machines};
 use crate::bmdb::cluster_kubernetes::Wish;
 use crate::cli::again;
 use crate::cli::cluster_credentials::{CredentialsCommand, credentials_command};
 use crate::cli::cluster_keys;
 use crate::cli::cluster_kubeconfig::{Kubeconfig, kubeconfig};
 use crate::cli::cluster_kubernetes::{self, KubernetesCommand, KubernetesFlags, kubernetes_command};
+use crate::cli::cluster_plan::{PlanCluster, plan};
 use crate::cli::cluster_upgrade::{UpgradeCluster, upgrade_command};
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
@@ -28,7 +29,7 @@ use crate::cli::remote_read::{at, moment};
 use crate::cli::snapshots;
 use crate::cli::source::Source;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
-use crate::model::cluster::spec::{Approval, Spec};
+use crate::model::cluster::spec::{Approval, Change, Spec};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView};
 use crate::model::telling::{absolute, rough};
 use crate::model::time::{Timestamp, between};
@@ -47,6 +48,9 @@ pub enum ClusterCommand {
     /// Show a cluster, its machines, and what each waits for
     #[command(after_help = examples::CLUSTER_DESCRIBE)]
     Describe(OfCluster),
+    /// Say what will be done to a cluster, step by step, or would be if it was asked for, changed or ended
+    #[command(after_help = examples::CLUSTER_PLAN)]
+    Plan(PlanCluster),
     /// Change how many machines a cluster is to have
     #[command(after_help = examples::CLUSTER_SCALE)]
     Scale(ScaleCluster),
@@ -374,6 +378,7 @@ pub async fn cluster_command(
         ClusterCommand::Create(asked) => create(source, asked, format).await,
         ClusterCommand::Get => list(source, format).await,
         ClusterCommand::Describe(of) => describe(source, &of.name, format).await,
+        ClusterCommand::Plan(asked) => plan(source, asked, format).await,
         ClusterCommand::Scale(asked) => {
             let change =
                 Change { control_plane: asked.control_plane, workers: asked.workers, ..Change::default() };

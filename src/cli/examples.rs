@@ -82,6 +82,14 @@ pub const CLUSTER_DESCRIBE: &str = "\
 Example:
   shepherdctl cluster describe ams              its machines, and what each waits for";
 
+/// `cluster plan`.
+pub const CLUSTER_PLAN: &str = "\
+Examples:
+  shepherdctl cluster plan ams                  what will be done to it, and what it waits for then
+  shepherdctl cluster plan ams --workers 3      which machines would leave
+  shepherdctl cluster plan new --control_plane 3 --workers 5 --select location=ams
+                                                which machines would be chosen for a cluster that there is not yet";
+
 /// `cluster scale`.
 pub const CLUSTER_SCALE: &str = "\
 Examples:

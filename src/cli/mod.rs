@@ -18,6 +18,7 @@ mod cluster_credentials;
 mod cluster_keys;
 mod cluster_kubeconfig;
 mod cluster_kubernetes;
+mod cluster_plan;
 mod cluster_upgrade;
 pub mod command;
 pub mod contexts;

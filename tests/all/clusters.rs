@@ -528,15 +528,16 @@ async fn of_three_silent_members_one_at_a_time_is_helped() -> TestResult {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult {
-    let field = Field::start("clusters_paused", 1).await?;
+    let field = Field::start("clusters_paused", 2).await?;
     let pause = ["loops", "pause", "cluster", "--reason", "the switch is changed"];
     let refused = field.ctl(&[&pause[..], &["--provider", "sim"]].concat());
     let refused = refused.expect_err("a provider has no clusters").to_string();
     assert!(refused.contains("cannot be paused for sim alone"), "{refused}");
     field.ctl(&pause)?;
-    let create =
-        ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0", "--reason", "the hall"];
-    field.ctl(&create)?;
+    let size = ["ams", "--control_plane", "1", "--workers", "1"];
+    let if_asked_for = planned(&field, &size)?;
+    assert_eq!(if_asked_for["exists"], false, "{if_asked_for:#}");
+    field.ctl(&[&["cluster", "create"], &size[..], &["--reason", "the hall"]].concat())?;
     let waits = |cluster: &Value| cluster["waits"][0].as_str().unwrap_or_default().to_owned();
     let paused = field.until("it says why it waits", "ams", |cluster| !waits(cluster).is_empty()).await?;
     let said = waits(&paused);
@@ -552,7 +553,49 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     assert_eq!((machines(&later, "control-plane").len(), settled(&later)), (0, false), "{later:#}");
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_order").await?);
 
+    // All of it is foreseen meanwhile, and what was foreseen is what history tells of afterwards.
+    let foreseen = planned(&field, &["ams"])?;
+    assert_eq!(
+        (&foreseen["exists"], &foreseen["end"], &foreseen["steps"]),
+        (&true.into(), &"settled".into(), &if_asked_for["steps"]),
+        "{foreseen:#}"
+    );
+
     field.ctl(&["loops", "resume", "cluster", "--reason", "the switch is new"])?;
     field.until("it is made", "ams", settled).await?;
+    let told: Vec<(String, String, String)> = sqlx::query_as(
+        "SELECT provider_id, event, coalesce(detail, '') FROM history JOIN machine_provided USING (machine_id)
+         WHERE event IN ('ClusterChosen', 'ClusterAsked', 'ClusterFounded') ORDER BY at",
+    )
+    .fetch_all(&field.fleet.pool)
+    .await?;
+    let told: Vec<String> = told
+        .into_iter()
+        .map(|(machine, event, detail)| match event.as_str() {
+            "ClusterChosen" => format!("{machine} is chosen {}", detail.trim_end_matches(" of cluster ams")),
+            "ClusterAsked" => format!("{machine} is asked {}", detail.trim_end_matches(" cluster ams")),
+            _ => format!("{machine} has founded it"),
+        })
+        .collect();
+    let steps = foreseen["steps"].as_array().context("steps")?;
+    let text = |step: &Value, field: &str| step[field].as_str().unwrap_or_default().to_owned();
+    let lines = steps.iter().map(|step| format!("{} {}", text(step, "name"), text(step, "what")));
+    let known = ["is chosen ", "is asked ", "has founded "];
+    let lines: Vec<String> = lines.filter(|line| known.iter().any(|known| line.contains(known))).collect();
+    assert!(lines.len() == 5, "{lines:#?}");
+    assert_eq!(told, lines);
+    let now = planned(&field, &["ams"])?;
+    assert_eq!((&now["end"], now["steps"].as_array().map(Vec::len)), (&"settled".into(), Some(0)), "{now:#}");
+    let ended = planned(&field, &["ams", "--delete"])?;
+    assert_eq!(ended["end"], "gone", "{ended:#}");
+    let refused = field.ctl(&["cluster", "plan", "ams", "--control_plane", "2"]).expect_err("an even one");
+    assert!(refused.to_string().contains("a control plane of 2 cannot be"), "{refused}");
+    let refused = field.ctl(&["cluster", "plan", "fra"]).expect_err("there is none");
+    assert!(refused.to_string().contains("there is no cluster \"fra\""), "{refused}");
     Ok(())
+}
+
+/// What is foreseen of a cluster.
+fn planned(field: &Field, of: &[&str]) -> Result<Value> {
+    Ok(serde_json::from_str(&field.ctl(&[&["cluster", "plan"], of, &["-o", "json"]].concat())?)?)
 }

@@ -53,13 +53,12 @@ use crate::manager::cluster::curators::{ANSWER, CuratorError, Way};
 use crate::manager::control_loop::panic_text;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
-use crate::model::cluster::declared::{DeclarationView, Declared};
 use crate::model::cluster::kubernetes::Known;
 use crate::model::cluster::kubernetes_view::Known as KnownView;
-use crate::model::cluster::plan::{Places, Plan, plan};
+use crate::model::cluster::plan::{Plan, plan};
 use crate::model::cluster::snapshot::due;
 use crate::model::cluster::spec::Part;
-use crate::model::cluster::state::{Cluster, Health, NodeState, Seen, View};
+use crate::model::cluster::state::{Cluster, Seen, View};
 use crate::model::pause::Loop;
 use crate::model::time::Timestamp;
 
@@ -248,13 +247,11 @@ impl Tending<'_> {
             return Ok(After::Gone);
         }
         let view = self.view(&found).await?;
-        let cluster = cluster_of(&found, view);
+        let cluster = found.cluster(view);
         let lacking = Part::ALL.into_iter().any(|part| cluster.lacks(part) > 0);
         let candidates =
             if lacking { self.bmdb.cluster_candidates(&cluster.spec.selector).await? } else { Vec::new() };
-        let places: Places =
-            found.machines.iter().map(|line| (line.member.machine, line.location.clone())).collect();
-        let mut planned = plan(&cluster, &candidates, &places, now);
+        let mut planned = plan(&cluster, &candidates, &found.places(), now);
         let mut steps = std::mem::take(&mut planned.steps);
         if let Some(next) = steps.first()
             && let Some((pause, at)) = self.pauses.of_all(self.bmdb, Loop::Cluster).await?
@@ -343,34 +340,6 @@ impl Tending<'_> {
     }
 }
 
-fn cluster_of(found: &ClusterAndMachines, view: View) -> Cluster {
-    let cluster = &found.cluster;
-    Cluster {
-        id: cluster.id,
-        spec: cluster.spec.clone(),
-        deleting: cluster.deleting.is_some(),
-        founded: cluster.founded.clone(),
-        epoch: cluster.epoch,
-        restored_at: cluster.restored_at,
-        restoring: cluster.restoring.clone(),
-        declared: found.declarations.iter().filter_map(declared).collect(),
-        kubernetes: found.kubernetes.as_ref().map(|line| line.wanted.clone()),
-        upgrade: (found.upgrade.as_ref())
-            .filter(|line| line.ended.is_none())
-            .map(|line| line.upgrade.clone()),
-        members: found.machines.iter().map(|line| line.member.clone()).collect(),
-        left: found.left.clone(),
-        view,
-    }
-}
-
-/// A role as it is to be declared.
-fn declared(kept: &DeclarationView) -> Option<Declared> {
-    // The database holds 32 bytes.
-    let digest = hex::decode(&kept.digest).ok()?.try_into().ok()?;
-    Some(Declared { role: kept.role.clone(), digest, withdrawn: kept.withdrawn })
-}
-
 /// What is written down of a pass. `asked_at`: a moment before the curators were asked, by the database's clock. What took
 /// long since then does not make their answer newer.
 fn look_of(cluster: &Cluster, planned: &Plan, settled: bool, asked_at: Timestamp) -> Look {
@@ -386,18 +355,8 @@ fn look_of(cluster: &Cluster, planned: &Plan, settled: bool, asked_at: Timestamp
         let look = MachineLook {
             waits: planned.machines.get(&member.machine).cloned(),
             node: node.map(|node| {
-                let state = match node.state {
-                    NodeState::New => "new",
-                    NodeState::Standby => "standby",
-                    NodeState::Up => "up",
-                    NodeState::Decommissioned => "decommissioned",
-                };
-                let health = match node.health {
-                    Health::Healthy => "healthy",
-                    Health::Silent(_) => "silent",
-                    Health::Unknown => "unknown",
-                };
-                (node.id.clone(), state, node.roles.iter().cloned().collect(), health)
+                let roles = node.roles.iter().cloned().collect();
+                (node.id.clone(), node.state.as_str(), roles, node.health.as_str())
             }),
             services: node.map(|node| node.services.clone()).unwrap_or_default(),
             kubernetes: node.and_then(|node| node.kubernetes.clone()),

@@ -71,7 +71,8 @@ mod tests {
             for _ in 0..*count {
                 number += 1;
                 let location = (!place.is_empty()).then(|| (*place).to_owned());
-                made.push(Candidate { machine: MachineId(Uuid::from_u128(number)), location });
+                let (machine, name) = (MachineId(Uuid::from_u128(number)), format!("m{number}"));
+                made.push(Candidate { machine, name, location });
             }
         }
         made

@@ -3,6 +3,7 @@
 //! * [`spec`][]: what was asked for. [`selector`][]: which machines may be chosen.
 //! * [`state`][]: what is known of a cluster, its machines and its nodes at one time.
 //! * [`plan`][]: what is to be done next, and what each machine waits for.
+//! * [`foresee`][]: all that will be done, step by step, before any of it is.
 //! * [`choice`][]: which machines are chosen, and which go first.
 //! * [`declared`][]: roles that operators declare to it.
 //! * [`kubernetes`][]: what it is to run of Kubernetes, and what its curators are told of that.
@@ -19,6 +20,7 @@ pub mod choice;
 pub mod credential;
 pub mod declared;
 pub mod disturb;
+pub mod foresee;
 pub mod hardware;
 pub mod key;
 pub mod kubernetes;

@@ -165,7 +165,12 @@ impl fmt::Display for Step {
                 write!(f, "machine {machine} is let in by the key {}", hex::encode(key))
             }
             Self::Roles { node, give, take } => {
-                write!(f, "{node} is given [{}], and [{}] is taken", give.join(", "), take.join(", "))
+                let (give, take) = (give.join(", "), take.join(", "));
+                match (give.as_str(), take.as_str()) {
+                    (give, "") => write!(f, "{node} is given {give}"),
+                    ("", take) => write!(f, "{node} gives up {take}"),
+                    (give, take) => write!(f, "{node} is given {give}, and gives up {take}"),
+                }
             }
             Self::Decommission { node } => write!(f, "{node} is decommissioned"),
             Self::Delete { node } => write!(f, "{node} is deleted"),

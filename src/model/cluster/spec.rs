@@ -140,6 +140,16 @@ impl Spec {
         Ok(())
     }
 
+    /// What it is with a change; the error is a sentence.
+    pub fn with(&self, change: &Change) -> Result<Self, String> {
+        let mut changed = self.clone();
+        changed.control_plane = change.control_plane.unwrap_or(self.control_plane);
+        changed.workers = change.workers.unwrap_or(self.workers);
+        changed.roles.extend(change.give.iter().cloned());
+        changed.roles.retain(|role| !change.take.contains(role));
+        changed.check().map(|()| changed)
+    }
+
     /// How many are wanted of a part.
     #[must_use]
     pub const fn wanted(&self, part: Part) -> u32 {
@@ -148,6 +158,19 @@ impl Spec {
             Part::Worker => self.workers,
         }
     }
+}
+
+/// A change of what a cluster is to be; what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Members of etcd.
+    pub control_plane: Option<u32>,
+    /// Other nodes.
+    pub workers: Option<u32>,
+    /// Roles of workers to give.
+    pub give: BTreeSet<String>,
+    /// Roles of workers to take.
+    pub take: BTreeSet<String>,
 }
 
 /// Whether this can be a cluster's name; if not, a sentence.

@@ -159,6 +159,22 @@ pub enum NodeState {
     Decommissioned,
 }
 
+impl NodeState {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::New, Self::Standby, Self::Up, Self::Decommissioned];
+
+    /// The name used in the database.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Standby => "standby",
+            Self::Up => "up",
+            Self::Decommissioned => "decommissioned",
+        }
+    }
+}
+
 /// How a node does, as the curator that leads says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
@@ -168,6 +184,18 @@ pub enum Health {
     Silent(Duration),
     /// It is heard.
     Healthy,
+}
+
+impl Health {
+    /// The name used in the database, which does not keep for how long.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Silent(_) => "silent",
+            Self::Healthy => "healthy",
+        }
+    }
 }
 
 /// A node of the cluster.
@@ -307,6 +335,26 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// One that was just asked for, and has nothing yet.
+    #[must_use]
+    pub fn asked_for(id: Uuid, spec: Spec) -> Self {
+        Self {
+            id,
+            spec,
+            deleting: false,
+            founded: None,
+            epoch: 0,
+            restored_at: None,
+            restoring: None,
+            declared: Vec::new(),
+            kubernetes: None,
+            upgrade: None,
+            members: Vec::new(),
+            left: BTreeSet::new(),
+            view: View::Nobody,
+        }
+    }
+
     /// How many machines it lacks of a part; those that leave do not count.
     #[must_use]
     pub fn lacks(&self, part: Part) -> u32 {
@@ -321,6 +369,8 @@ impl Cluster {
 pub struct Candidate {
     /// Which.
     pub machine: MachineId,
+    /// Its provider's name for it, for people.
+    pub name: String,
     /// Where it stands, if that is known.
     pub location: Option<String>,
 }

@@ -90,6 +90,7 @@ pub const RULES: &[Rule] = &[
     rule("shepherd.fleet.v1.Budgets/List", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Budgets/Set", Role::Admin, About::Fleet),
     rule("shepherd.fleet.v1.Clusters/List", Role::Viewer, About::Fleet),
+    rule("shepherd.fleet.v1.Clusters/Plan", Role::Viewer, About::Fleet),
     rule("shepherd.fleet.v1.Clusters/Create", Role::Operator, About::Fleet),
     rule("shepherd.fleet.v1.Clusters/Change", Role::Operator, About::Fleet),
     rule("shepherd.fleet.v1.Clusters/Declare", Role::Operator, About::Fleet),

@@ -2,12 +2,14 @@
 
 use tonic::{Request, Response, Status};
 
-use crate::bmdb::cluster::{Change, target, view, with_machines};
+use crate::bmdb::cluster::{no_such, target, view, with_machines};
+use crate::bmdb::cluster_foresight::{Foresight, Supposed};
 use crate::bmdb::cluster_restore::Restore;
 use crate::bmdb::cluster_snapshot::snapshots_of;
 use crate::model::cluster::declared::{DeclarationView, ServiceView};
+use crate::model::cluster::foresee::{ASSUMPTIONS, Foreseen};
 use crate::model::cluster::snapshot::SnapshotView;
-use crate::model::cluster::spec::{Approval, Spec};
+use crate::model::cluster::spec::{Approval, Change, Spec};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView};
 use crate::model::declaration::Declaration;
 use crate::model::process::UnknownName;
@@ -50,6 +52,31 @@ impl Clusters for ClustersService {
         let (found, now) = look.await.map_err(of_bmdb)?;
         let clusters = found.iter().map(|found| cluster(view(found))).collect();
         Ok(Response::new(v1::ListClustersResponse { clusters, at: Some(at(now)) }))
+    }
+
+    async fn plan(
+        &self,
+        request: Request<v1::PlanClusterRequest>,
+    ) -> Result<Response<v1::PlanClusterResponse>, Status> {
+        let asked = request.into_inner();
+        let select = match asked.select.as_str() {
+            "" => None,
+            said => Some(said.parse().map_err(|said: String| wrong("select", said))?),
+        };
+        let change = Change {
+            control_plane: asked.control_plane,
+            workers: asked.workers,
+            give: asked.give.into_iter().collect(),
+            take: asked.take.into_iter().collect(),
+        };
+        let supposed = Supposed { change, select, delete: asked.delete };
+        let foresight =
+            self.site.looks.bmdb().foresee_cluster(&asked.name, &supposed).await.map_err(of_bmdb)?;
+        let exists = matches!(foresight, Foresight::Of(_));
+        let (Foresight::Of(foreseen) | Foresight::IfAskedFor(foreseen)) = foresight else {
+            return Err(of_bmdb(no_such(&asked.name)));
+        };
+        Ok(Response::new(planned(foreseen, exists)))
     }
 
     async fn create(
@@ -218,6 +245,22 @@ impl Clusters for ClustersService {
         let dry_run = order.dry_run;
         let carried = self.site.bmdb.delete_cluster(order, asked.name.clone()).await.map_err(of_bmdb)?;
         Ok(Response::new(answer(None, dry_run, &carried)))
+    }
+}
+
+fn planned(foreseen: Foreseen, exists: bool) -> v1::PlanClusterResponse {
+    v1::PlanClusterResponse {
+        at: Some(at(foreseen.at)),
+        exists,
+        steps: (foreseen.steps.into_iter())
+            .map(|step| v1::ClusterStep { machine: step.machine, name: step.name, what: step.what })
+            .collect(),
+        end: foreseen.end.as_str().to_owned(),
+        waits: foreseen.waits,
+        machines: (foreseen.machines.into_iter())
+            .map(|(name, waits)| v1::ClusterMachineWait { name, waits })
+            .collect(),
+        assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
     }
 }
 

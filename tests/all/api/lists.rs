@@ -143,6 +143,7 @@ async fn every_shepherd_gives_the_same_answer() -> TestResult {
         ("Approvals/List", json!({})),
         ("Budgets/List", json!({})),
         ("Clusters/List", json!({})),
+        ("Clusters/Plan", json!({ "name": "fra", "controlPlane": 1 })),
         ("Policy/Get", json!({})),
         ("Statistics/Get", json!({})),
         ("Credentials/WhoAmI", json!({})),

@@ -40,6 +40,15 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("update get", &[&[]]),
     ("update describe", &[&["u1"]]),
     ("cluster describe", &[&["ams"]]),
+    (
+        "cluster plan",
+        &[
+            &["ams"],
+            &["ams", "--control_plane", "1", "--workers", "0", "--take", "web"],
+            &["ams", "--delete"],
+            &["fra", "--control_plane", "3", "--workers", "1", "--select", "cpus>=4", "--give", "web"],
+        ],
+    ),
     ("cluster snapshots", &[&["ams"]]),
     ("cluster credentials get", &[&["ams"]]),
     ("describe machine", &[&["M"]]),

@@ -109,8 +109,9 @@ fn seen(cluster: &mut Cluster) -> &mut Seen {
 
 /// What is planned, a line a step, and what is waited for.
 fn told(cluster: &Cluster, candidates: &[u8]) -> String {
-    let candidates: Vec<Candidate> =
-        candidates.iter().map(|number| Candidate { machine: machine(*number), location: None }).collect();
+    let candidate =
+        |number: &u8| Candidate { machine: machine(*number), name: format!("m{number}"), location: None };
+    let candidates: Vec<Candidate> = candidates.iter().map(candidate).collect();
     let plan = plan(cluster, &candidates, &Places::new(), at(1000));
     let number = |machine: &MachineId| machine.0.as_u128();
     let steps = plan.steps.iter().map(|step| match step {
