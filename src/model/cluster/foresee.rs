@@ -2,8 +2,8 @@
 //! and answered that it asks for.
 //!
 //! Which steps there are, and in which order, is decided by the function that the loop itself decides by; nothing of that is
-//! decided here. Here is only what a step leaves behind where it succeeds ([`Course::take`]), and what comes about by itself
-//! while nothing is to be done ([`Course::pass`]): whoever was asked has answered, a learner has its vote, what was asked to
+//! decided here. Here is only what a step leaves behind where it succeeds (`Course::take`), and what comes about by itself
+//! while nothing is to be done (`Course::pass`): whoever was asked has answered, a learner has its vote, what was asked to
 //! run is well. So it is the least that happens, as [`crate::model::plan`] is for machines, and [`ASSUMPTIONS`] says so.
 //!
 //! Nobody is asked for it: of nodes it knows what the curators said last, as far as the BMDB keeps that.
