@@ -283,7 +283,6 @@ impl Claimer {
         let (_, policy) = self.bmdb().policy();
         let mut parameters = Parameters {
             process: self.process,
-            skip_locked: self.bmdb().dialect().skip_locked,
             sessions: idle.iter().map(|session| session.id().0).collect(),
             providers: Vec::new(),
             priorities: Vec::new(),
@@ -332,21 +331,12 @@ impl Claimer {
     /// Looks at timers that came due: moves them by the heartbeats that came since, or makes them
     /// claimable. Returns how many were moved and how many fired.
     pub async fn rearm_timers(&self) -> Result<(i64, i64), BmdbError> {
-        let skip_locked = self.bmdb().dialect().skip_locked;
         let rules = i64::from(RULES_VERSION);
         self.bmdb()
             .statement("re-arming timers", move |pool| {
                 Box::pin(async move {
-                    if skip_locked {
-                        let row =
-                            sqlx::query_file!("sql/claim/rearm_timers.sql", rules).fetch_one(pool).await?;
-                        Ok((row.moved, row.fired))
-                    } else {
-                        let row = sqlx::query_file!("sql/claim/rearm_timers_waiting.sql", rules)
-                            .fetch_one(pool)
-                            .await?;
-                        Ok((row.moved, row.fired))
-                    }
+                    let row = sqlx::query_file!("sql/claim/rearm_timers.sql", rules).fetch_one(pool).await?;
+                    Ok((row.moved, row.fired))
                 })
             })
             .await
@@ -385,7 +375,6 @@ async fn next_of(
 #[derive(Clone, Debug)]
 struct Parameters {
     process: Process,
-    skip_locked: bool,
     sessions: Vec<Uuid>,
     providers: Vec<String>,
     priorities: Vec<i64>,
@@ -419,41 +408,22 @@ async fn send(bmdb: &Bmdb, parameters: Parameters) -> Result<Vec<ClaimRow>, Bmdb
         let p = parameters.clone();
         Box::pin(async move {
             let rules = i64::from(RULES_VERSION);
-            if p.skip_locked {
-                sqlx::query_file_as!(
-                    ClaimRow,
-                    "sql/claim/claim.sql",
-                    &p.sessions,
-                    p.process.as_str(),
-                    &p.providers,
-                    &p.priorities,
-                    &p.buckets,
-                    &p.floors,
-                    &p.passes,
-                    &p.weights,
-                    rules,
-                    p.limit
-                )
-                .fetch_all(pool)
-                .await
-            } else {
-                sqlx::query_file_as!(
-                    ClaimRow,
-                    "sql/claim/claim_waiting.sql",
-                    &p.sessions,
-                    p.process.as_str(),
-                    &p.providers,
-                    &p.priorities,
-                    &p.buckets,
-                    &p.floors,
-                    &p.passes,
-                    &p.weights,
-                    rules,
-                    p.limit
-                )
-                .fetch_all(pool)
-                .await
-            }
+            sqlx::query_file_as!(
+                ClaimRow,
+                "sql/claim/claim.sql",
+                &p.sessions,
+                p.process.as_str(),
+                &p.providers,
+                &p.priorities,
+                &p.buckets,
+                &p.floors,
+                &p.passes,
+                &p.weights,
+                rules,
+                p.limit
+            )
+            .fetch_all(pool)
+            .await
         })
     })
     .await

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use clap::builder::PossibleValue;
 use futures::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -25,50 +24,45 @@ use crate::bmdb::left_phases;
 use crate::bmdb::metrics::BmdbMetrics;
 use crate::model::policy::Policy;
 
-/// How the database treats concurrent transactions. Correctness needs none of the optional parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dialect {
-    /// Whether `SKIP LOCKED` may be used.
-    pub skip_locked: bool,
-    /// Whether `LISTEN` and `NOTIFY` may be used.
-    pub notify: bool,
-    /// Whether transactions run at SERIALIZABLE instead of READ COMMITTED.
-    pub serializable: bool,
+/// Which database the BMDB is, as far as transactions and notifications go. Correctness needs neither `NOTIFY` nor
+/// rows that are skipped because somebody has locked them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dialect {
+    /// PostgreSQL: READ COMMITTED, with `LISTEN` and `NOTIFY`.
+    #[value(help = "PostgreSQL: READ COMMITTED, with LISTEN and NOTIFY")]
+    Postgres,
+    /// `CockroachDB`: SERIALIZABLE, without notifications.
+    ///
+    /// `SKIP LOCKED` is sent in both dialects, because every statement that says it loses nothing by skipping a row
+    /// too many: a renewal asks for that row alone, a heartbeat is stored alone, a claim counts its candidates
+    /// without locks and tries again, and the reaper and the timers come back to it with their next pass.
+    #[value(help = "CockroachDB: SERIALIZABLE, without LISTEN and NOTIFY")]
+    Cockroachdb,
 }
 
 impl Dialect {
-    /// PostgreSQL as it is.
-    pub const POSTGRES: Self = Self { skip_locked: true, notify: true, serializable: false };
-    /// READ COMMITTED with row locks that wait, and no notifications.
-    pub const WAITING: Self = Self { skip_locked: false, notify: false, serializable: false };
-    /// SERIALIZABLE without either: as CockroachDB runs.
-    pub const SERIALIZABLE: Self = Self { skip_locked: false, notify: false, serializable: true };
-}
-
-impl Dialect {
-    /// The name that flags and answers use, the same in every program.
+    /// The name in flags and answers, the same in every program.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
-        match (self.serializable, self.skip_locked) {
-            (true, _) => "serializable",
-            (false, true) => "skip-locked",
-            (false, false) => "waiting",
+        match self {
+            Self::Postgres => "postgres",
+            Self::Cockroachdb => "cockroachdb",
         }
     }
-}
 
-impl ValueEnum for Dialect {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::POSTGRES, Self::WAITING, Self::SERIALIZABLE]
+    /// The isolation level that every transaction runs at, as the server spells it.
+    #[must_use]
+    pub const fn isolation(self) -> &'static str {
+        match self {
+            Self::Postgres => "read committed",
+            Self::Cockroachdb => "serializable",
+        }
     }
 
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match (self.serializable, self.skip_locked) {
-            (true, _) => "SERIALIZABLE without SKIP LOCKED and NOTIFY, as CockroachDB runs",
-            (false, true) => "PostgreSQL as it is: READ COMMITTED, SKIP LOCKED, NOTIFY",
-            (false, false) => "READ COMMITTED without SKIP LOCKED and NOTIFY",
-        };
-        Some(PossibleValue::new(self.as_str()).help(help))
+    /// Whether `LISTEN` and `NOTIFY` are used. Without them, loops poll.
+    #[must_use]
+    pub const fn notifies(self) -> bool {
+        matches!(self, Self::Postgres)
     }
 }
 
@@ -100,7 +94,7 @@ impl ConnectionSettings {
             url.parse().map_err(|error: sqlx::Error| BmdbError::Url { reason: url_error(&error, url) })?;
         Ok(Self {
             options,
-            dialect: Dialect::POSTGRES,
+            dialect: Dialect::Postgres,
             max_connections: 16,
             application: application.to_owned(),
             brief: false,
@@ -119,10 +113,9 @@ impl ConnectionSettings {
     }
 
     fn connect_options(&self) -> PgConnectOptions {
-        let isolation = if self.dialect.serializable { "serializable" } else { "read committed" };
         let (silence, statement) = if self.brief { ("2500ms", "2500ms") } else { ("5s", "10s") };
         let mut settings = vec![
-            ("default_transaction_isolation", isolation.to_owned()),
+            ("default_transaction_isolation", self.dialect.isolation().to_owned()),
             ("idle_in_transaction_session_timeout", silence.to_owned()),
             ("statement_timeout", statement.to_owned()),
             ("lock_timeout", "5s".to_owned()),
@@ -213,8 +206,18 @@ impl Bmdb {
         // A pool hides why it cannot connect behind its own time-out; one connection tells.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
-            Ok(Ok(connection)) => {
+            Ok(Ok(mut connection)) => {
+                let isolation =
+                    sqlx::query_file_scalar!("sql/setup/isolation.sql").fetch_one(&mut connection).await;
+                let isolation = isolation.doing("asking for the isolation level")?;
                 drop(connection.close().await);
+                if isolation != settings.dialect.isolation() {
+                    return Err(BmdbError::Isolation {
+                        place: settings.place(),
+                        found: isolation,
+                        dialect: settings.dialect,
+                    });
+                }
                 let policy = watch::Sender::new((0, Arc::new(Policy::default())));
                 let inner = Inner { pool, options, settings, policy, metrics: BmdbMetrics::default() };
                 return Ok(Self { inner: Arc::new(inner) });

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::bmdb::approval::Wanted;
+use crate::bmdb::connection::Dialect;
 
 /// Why a statement or transaction did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,20 @@ pub enum BmdbError {
         place: String,
         /// What happened.
         reason: String,
+    },
+    /// The server runs transactions at another isolation level than the dialect needs. Nothing was done.
+    #[error(
+        "the BMDB at {place} runs transactions at {}, and the dialect {} needs {}: a pooler in between drops connection \
+         options (connect to the server itself), or the server is of another kind (see --bmdb_dialect)",
+        found.to_uppercase(), dialect.as_str(), dialect.isolation().to_uppercase()
+    )]
+    Isolation {
+        /// Host, port and database, without credentials.
+        place: String,
+        /// The level that the server reports.
+        found: String,
+        /// The dialect that was configured.
+        dialect: Dialect,
     },
     /// The schema is newer than this release knows.
     #[error(

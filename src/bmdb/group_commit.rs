@@ -388,15 +388,11 @@ impl Bmdb {
         shard: i64,
         heartbeats: Arc<[Arc<Heartbeat>]>,
     ) -> Result<HashMap<Claim, Plain>, BmdbError> {
-        let skip_locked = self.dialect().skip_locked;
         self.transact("storing a group of heartbeats", move |tx| {
             let heartbeats = heartbeats.clone();
             Box::pin(async move {
-                let stored = if heartbeats.is_empty() {
-                    HashMap::new()
-                } else {
-                    store_plain(tx, skip_locked, &heartbeats).await?
-                };
+                let stored =
+                    if heartbeats.is_empty() { HashMap::new() } else { store_plain(tx, &heartbeats).await? };
                 // Last, because listeners may share the row and this holds it until the commit.
                 listen(tx, shard).await?;
                 Ok(stored)
@@ -408,18 +404,13 @@ impl Bmdb {
 
 async fn store_plain(
     tx: &mut PgConnection,
-    skip_locked: bool,
     heartbeats: &[Arc<Heartbeat>],
 ) -> Result<HashMap<Claim, Plain>, BmdbError> {
     let what = "storing a group of heartbeats";
     let machines: Vec<Uuid> = heartbeats.iter().map(|heartbeat| heartbeat.machine.0).collect();
     // A statement of its own: the next one sees what whoever held these rows has written of their
     // machines, and nobody finds one of them silent in between.
-    let locked = if skip_locked {
-        sqlx::query_file_scalar!("sql/heartbeat/lock.sql", &machines).fetch_all(&mut *tx).await
-    } else {
-        sqlx::query_file_scalar!("sql/heartbeat/lock_waiting.sql", &machines).fetch_all(&mut *tx).await
-    };
+    let locked = sqlx::query_file_scalar!("sql/heartbeat/lock.sql", &machines).fetch_all(&mut *tx).await;
     let locked: HashSet<Uuid> = locked.doing(what)?.into_iter().collect();
     let ours: Vec<&Heartbeat> = heartbeats
         .iter()

@@ -32,112 +32,42 @@ impl Bmdb {
         Ok(reaped)
     }
 
-    /// First half: marks sessions whose deadline passed as closed. One whose row somebody has locked
-    /// is left to the next time, and keeps nobody else waiting.
+    /// First half: marks sessions whose deadline passed as closed. A session whose row somebody has locked
+    /// is left to the next pass, and keeps nobody else waiting.
     pub async fn close_expired_sessions(&self) -> Result<usize, BmdbError> {
-        let what = "closing expired sessions";
-        if self.dialect().skip_locked {
-            let closed = self
-                .statement(what, |pool| {
-                    Box::pin(async move {
-                        sqlx::query_file_scalar!("sql/reap/close_sessions.sql").fetch_all(pool).await
-                    })
-                })
-                .await?;
-            return Ok(closed.len());
-        }
-        let expired = self
-            .statement(what, |pool| {
+        let closed = self
+            .statement("closing expired sessions", |connection| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/reap/expired_sessions.sql").fetch_all(pool).await
+                    sqlx::query_file_scalar!("sql/reap/close_sessions.sql").fetch_all(connection).await
                 })
             })
             .await?;
-        let mut closed = 0;
-        for session in expired {
-            let one = self.statement(what, move |pool| {
-                Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/reap/close_sessions_waiting.sql", session)
-                        .fetch_optional(pool)
-                        .await
-                })
-            });
-            closed += unless_locked(one.await)?.flatten().map_or(0, |_| 1);
-        }
-        Ok(closed)
+        Ok(closed.len())
     }
 
-    /// Second half: frees the work of closed sessions, 500 items at the most, and says of steps that
-    /// were begun under it that their outcome is unknown. What somebody has locked is left to the next
-    /// time.
+    /// Second half: frees the work of closed sessions, 500 items at the most, and records of steps that
+    /// were begun under it that their outcome is unknown. A row that somebody has locked is left to the next
+    /// pass.
     pub async fn free_lost_work(&self) -> Result<usize, BmdbError> {
-        let what = "freeing lost work";
-        if self.dialect().skip_locked {
-            let freed = self
-                .statement(what, |pool| {
-                    Box::pin(async move { sqlx::query_file!("sql/reap/free_work.sql").fetch_all(pool).await })
-                })
-                .await?;
-            return Ok(freed.len());
-        }
-        let lost = self
-            .statement(what, |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/reap/lost_work.sql").fetch_all(pool).await })
+        let freed = self
+            .statement("freeing lost work", |connection| {
+                Box::pin(
+                    async move { sqlx::query_file!("sql/reap/free_work.sql").fetch_all(connection).await },
+                )
             })
             .await?;
-        let mut freed = 0;
-        for work in lost {
-            let one = self.statement(what, move |pool| {
-                let lane = work.lane.clone();
-                Box::pin(async move {
-                    sqlx::query_file!("sql/reap/free_work_waiting.sql", work.machine_id, lane)
-                        .fetch_optional(pool)
-                        .await
-                })
-            });
-            freed += unless_locked(one.await)?.flatten().map_or(0, |_| 1);
-        }
-        Ok(freed)
+        Ok(freed.len())
     }
 
     /// Also second half: frees the named leases of closed sessions, 100 at the most.
     async fn free_lost_leases(&self) -> Result<usize, BmdbError> {
-        let what = "freeing named leases";
-        if self.dialect().skip_locked {
-            let freed = self
-                .statement(what, |pool| {
-                    Box::pin(
-                        async move { sqlx::query_file!("sql/reap/free_leases.sql").fetch_all(pool).await },
-                    )
-                })
-                .await?;
-            return Ok(freed.len());
-        }
-        let lost = self
-            .statement(what, |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/reap/lost_leases.sql").fetch_all(pool).await })
+        let freed = self
+            .statement("freeing named leases", |connection| {
+                Box::pin(
+                    async move { sqlx::query_file!("sql/reap/free_leases.sql").fetch_all(connection).await },
+                )
             })
             .await?;
-        let mut freed = 0;
-        for lease in lost {
-            let one = self.statement(what, move |pool| {
-                let (kind, name) = (lease.kind.clone(), lease.name.clone());
-                Box::pin(async move {
-                    sqlx::query_file!("sql/reap/free_leases_waiting.sql", kind, name)
-                        .fetch_optional(pool)
-                        .await
-                })
-            });
-            freed += unless_locked(one.await)?.flatten().map_or(0, |_| 1);
-        }
-        Ok(freed)
-    }
-}
-
-/// `None` for a row that somebody else has locked.
-fn unless_locked<T>(result: Result<T, BmdbError>) -> Result<Option<T>, BmdbError> {
-    match result {
-        Err(error) if error.is_lock_not_available() => Ok(None),
-        other => other.map(Some),
+        Ok(freed.len())
     }
 }

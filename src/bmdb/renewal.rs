@@ -23,11 +23,13 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::bmdb::connection::{Bmdb, Doing};
-use crate::bmdb::error::BmdbError;
+use crate::bmdb::connection::Doing;
+use crate::bmdb::error::{BmdbError, Remedy, remedy};
 use crate::bmdb::session::{Session, Sessions, boot_time, lock};
 
 const RENEWING: &str = "renewing sessions";
+/// How often the statement for all sessions is sent before each session is renewed alone.
+const RENEWAL_TRIES: u32 = 3;
 /// How long the connection's end is waited for. It only spares the server a line in its log.
 const GOODBYE: Duration = Duration::from_millis(500);
 
@@ -162,7 +164,7 @@ async fn renew(
     };
     limit_statements(&mut connection, interval / 5).await?;
     let sent_at = boot_time();
-    let (renewed, everyone_answered) = renew_all(bmdb, &mut connection, open).await?;
+    let renewed = renew_all(&mut connection, open).await?;
     let mut rest = Vec::new();
     for session in open {
         if renewed.contains(&session.id().0) {
@@ -170,9 +172,6 @@ async fn renew(
         } else {
             rest.push(session);
         }
-    }
-    if !everyone_answered {
-        rest = renew_those_free(sessions, &mut connection, rest).await?;
     }
     if rest.is_empty() {
         return Ok(connection);
@@ -190,44 +189,20 @@ async fn renew(
     Ok(connection)
 }
 
-/// All sessions in one statement: those it renewed, and whether those it did not are locked or over
-/// (instead of the whole statement having waited in vain for one of them).
-async fn renew_all(
-    bmdb: &Bmdb,
-    connection: &mut PgConnection,
-    open: &[Session],
-) -> Result<(HashSet<Uuid>, bool), BmdbError> {
+/// Renews all sessions in one statement, those that somebody has locked excepted, and returns those it renewed: none
+/// when the server refused the statement, because it ran too long or lost against another transaction.
+async fn renew_all(connection: &mut PgConnection, open: &[Session]) -> Result<HashSet<Uuid>, BmdbError> {
     let ids: Vec<Uuid> = open.iter().map(|session| session.id().0).collect();
-    let renewed = if bmdb.dialect().skip_locked {
-        sqlx::query_file_scalar!("sql/session/renew.sql", &ids).fetch_all(connection).await
-    } else {
-        sqlx::query_file_scalar!("sql/session/renew_waiting.sql", &ids).fetch_all(connection).await
-    };
-    match renewed {
-        Ok(renewed) => Ok((renewed.into_iter().collect(), true)),
-        Err(sqlx::Error::Database(_)) => Ok((HashSet::new(), false)),
-        Err(error) => Err(error).doing(RENEWING),
-    }
-}
-
-/// One by one those that nobody has locked; returns the others.
-async fn renew_those_free<'s>(
-    sessions: &Sessions,
-    connection: &mut PgConnection,
-    rest: Vec<&'s Session>,
-) -> Result<Vec<&'s Session>, BmdbError> {
-    let mut locked = Vec::new();
-    for session in rest {
-        let sent_at = boot_time();
-        let renewed = sqlx::query_file_scalar!("sql/session/renew_nowait.sql", session.id().0)
-            .fetch_optional(&mut *connection)
-            .await;
-        match renewed {
-            Err(sqlx::Error::Database(_)) => locked.push(session),
-            renewed => conclude(sessions, session, sent_at, renewed)?,
+    for _ in 0..RENEWAL_TRIES {
+        match sqlx::query_file_scalar!("sql/session/renew.sql", &ids).fetch_all(&mut *connection).await {
+            Ok(renewed) => return Ok(renewed.into_iter().collect()),
+            // Where transactions are SERIALIZABLE, a renewal may lose against a claim that read the same session.
+            Err(error) if remedy(&error, false) == Remedy::Again => {}
+            Err(sqlx::Error::Database(_)) => break,
+            Err(error) => return Err(error).doing(RENEWING),
         }
     }
-    Ok(locked)
+    Ok(HashSet::new())
 }
 
 /// What the answer to one session's renewal means. Fails when there was no answer.

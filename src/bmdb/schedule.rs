@@ -199,7 +199,7 @@ pub(crate) async fn reschedule_after(
 }
 
 async fn announce(bmdb: &Bmdb, tx: &mut PgConnection, armed: &[Process]) -> Result<(), BmdbError> {
-    if bmdb.dialect().notify {
+    if bmdb.dialect().notifies() {
         for process in armed {
             sqlx::query_file!("sql/schedule/notify.sql", process.as_str())
                 .fetch_one(&mut *tx)

@@ -57,7 +57,7 @@ impl WakeUps {
     /// Listens until `stop`, connecting again whenever the connection is lost. Returns at once
     /// where the database has no notifications.
     pub async fn listen(self, bmdb: Bmdb, stop: CancellationToken) {
-        if !bmdb.dialect().notify {
+        if !bmdb.dialect().notifies() {
             return;
         }
         while !stop.is_cancelled() {

@@ -66,14 +66,14 @@ pub struct Cli {
     )]
     pub bmdb_url: Option<String>,
 
-    /// What the database can do: skip-locked (PostgreSQL), waiting, or serializable
+    /// Database dialect: postgres or cockroachdb
     #[arg(
         long = "bmdb_dialect",
         value_name = "DIALECT",
         env = "SHEPHERD_BMDB_DIALECT",
         hide_env_values = true,
         value_enum,
-        default_value = "skip-locked",
+        default_value = "postgres",
         hide_possible_values = true,
         global = true,
         hide_short_help = true,

@@ -232,7 +232,7 @@ impl Pace {
 async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Slot>, context: LoopContext) {
     let process = sourcing.process;
     let mut idle: Vec<Slot> = Vec::new();
-    let notified = context.sessions.bmdb().dialect().notify;
+    let notified = context.sessions.bmdb().dialect().notifies();
     let mut pace = Pace { poll: POLL.0, notified };
     // Whether to claim without asking first: something was just announced or claimed.
     let mut eager = true;

@@ -146,12 +146,12 @@ pub struct ServiceFlags {
     /// Start a private PostgreSQL that keeps its data in DIR.
     #[arg(long, value_name = "DIR", help_heading = "Bare metal database")]
     pub bmdb_dir: Option<PathBuf>,
-    /// What the database can do.
+    /// Database dialect.
     #[arg(
         long,
         value_name = "DIALECT",
         value_enum,
-        default_value = "skip-locked",
+        default_value = "postgres",
         help_heading = "Bare metal database"
     )]
     pub bmdb_dialect: Dialect,

@@ -11,10 +11,10 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 
 use rcgen::{CertificateParams, KeyPair};
+use shepherd::bmdb::connection::Dialect;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
-use crate::harness::mode::Mode;
 use crate::harness::port::reserved;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::Place;
@@ -86,8 +86,8 @@ fn good_list(place: &Place) -> anyhow::Result<String> {
     Ok(format!("file://{}", path.display()))
 }
 
-pub(crate) fn dialect(mode: Mode) -> String {
-    format!("--bmdb_dialect={}", mode.dialect().as_str())
+pub(crate) fn dialect_flag(dialect: Dialect) -> String {
+    format!("--bmdb_dialect={}", dialect.as_str())
 }
 
 /// A database without anything in it, to see that nothing is put there.
@@ -398,7 +398,7 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     let place = Place::new().unwrap();
     let list = good_list(&place).unwrap();
     let mut rest = service(&place, &list);
-    rest.push(dialect(database.mode()));
+    rest.push(dialect_flag(database.dialect()));
     let closed = reserved().unwrap();
     let mut transcript = Transcript::new(&place);
     transcript.mask(closed.to_string(), "[closed]");
@@ -467,7 +467,7 @@ async fn a_port_in_use_fails_with_its_flag_and_leaves_no_session() {
         .into_iter()
         .filter(|argument| !argument.starts_with("--agent_listen_address"))
         .collect();
-    rest.push(dialect(database.mode()));
+    rest.push(dialect_flag(database.dialect()));
     rest.push(format!("--bmdb_url={}", database.url()));
     transcript.refused(&[&format!("--agent_listen_address={taken}")], &rest).unwrap();
     let free = "--agent_listen_address=127.0.0.1:0".to_owned();

@@ -78,10 +78,9 @@ pub(crate) async fn fill(connection: &mut PgConnection, machines: usize) -> anyh
     Ok(())
 }
 
-/// Pages touched by a claim of one machine, in the form that the mode has.
-pub(crate) async fn claimed_at(connection: &mut PgConnection, skip_locked: bool) -> anyhow::Result<i64> {
-    let twins = if skip_locked { &SKIPPING } else { &WAITING };
-    Ok(claim_cost(connection, twins.claim, "AgentStart").await?.buffers)
+/// Pages touched by a claim of one machine.
+pub(crate) async fn claimed_at(connection: &mut PgConnection) -> anyhow::Result<i64> {
+    Ok(claim_cost(connection, CLAIMING, "AgentStart").await?.buffers)
 }
 
 /// Pages touched, and the tables read from end to end.
@@ -185,36 +184,12 @@ async fn claim_cost(
     .await
 }
 
-/// What has two forms.
-struct Twins {
-    name: &'static str,
-    claim: &'static str,
-    rearm: &'static str,
-    free: &'static str,
-    close: &'static str,
-    renew: &'static str,
-    lock_heartbeats: &'static str,
-}
-
-const SKIPPING: Twins = Twins {
-    name: "skipping",
-    claim: include_str!("../../sql/claim/claim.sql"),
-    rearm: include_str!("../../sql/claim/rearm_timers.sql"),
-    free: include_str!("../../sql/reap/free_work.sql"),
-    close: include_str!("../../sql/reap/close_sessions.sql"),
-    renew: include_str!("../../sql/session/renew.sql"),
-    lock_heartbeats: include_str!("../../sql/heartbeat/lock.sql"),
-};
-
-const WAITING: Twins = Twins {
-    name: "waiting",
-    claim: include_str!("../../sql/claim/claim_waiting.sql"),
-    rearm: include_str!("../../sql/claim/rearm_timers_waiting.sql"),
-    free: include_str!("../../sql/reap/lost_work.sql"),
-    close: include_str!("../../sql/reap/expired_sessions.sql"),
-    renew: include_str!("../../sql/session/renew_waiting.sql"),
-    lock_heartbeats: include_str!("../../sql/heartbeat/lock_waiting.sql"),
-};
+const CLAIMING: &str = include_str!("../../sql/claim/claim.sql");
+const REARMING: &str = include_str!("../../sql/claim/rearm_timers.sql");
+const FREEING: &str = include_str!("../../sql/reap/free_work.sql");
+const CLOSING: &str = include_str!("../../sql/reap/close_sessions.sql");
+const RENEWAL: &str = include_str!("../../sql/session/renew.sql");
+const LOCKING_OF_HEARTBEATS: &str = include_str!("../../sql/heartbeat/lock.sql");
 
 /// As [`check`], but in words.
 pub(crate) fn cheap(cost: &Cost, most: i64) -> bool {
@@ -259,64 +234,56 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
     .await;
     check("probe behind a thousand foreign machines", &foreign?, 120);
 
-    // The words of the one are forbidden where the other is used.
-    let both: &[Twins] = if kit.skip_locked() { &[SKIPPING, WAITING] } else { &[WAITING] };
-    for twins in both {
-        check_twins(twins, &mut connection, &mut small).await?;
-    }
+    check_frequent_statements(&mut connection, &mut small).await?;
     check_singles(&mut connection).await?;
     check_lists(&kit).await?;
-    check_planned_once(&kit, &mut connection).await?;
+    check_planned_once(&mut connection).await?;
     // Last, because they change the fleet for good.
-    for twins in both {
-        check_due_timers(twins, &mut connection).await?;
-    }
-    Ok(planted_faults_are_found(both, &mut connection).await?)
+    check_due_timers(&mut connection).await?;
+    Ok(planted_faults_are_found(&mut connection).await?)
 }
 
-async fn check_twins(
-    twins: &Twins,
+async fn check_frequent_statements(
     connection: &mut PgConnection,
     small: &mut PgConnection,
 ) -> anyhow::Result<()> {
-    let name = twins.name;
-    let here = claim_cost(connection, twins.claim, "AgentStart").await?;
-    let there = claim_cost(small, twins.claim, "AgentStart").await?;
-    check(&format!("{name} claim of one on 100,000"), &here, CLAIM);
-    check(&format!("{name} claim of one on 10,000"), &there, CLAIM);
+    let here = claim_cost(connection, CLAIMING, "AgentStart").await?;
+    let there = claim_cost(small, CLAIMING, "AgentStart").await?;
+    check("claim of one on 100,000", &here, CLAIM);
+    check("claim of one on 10,000", &there, CLAIM);
     // Ten times as many machines are one level more of an index, for each look through one: a look for
     // each of two providers' classes, sixteen candidates by key, and some for what is written.
     let more = here.buffers - there.buffers;
     assert!(
         (-50..=48 + 16 + 8).contains(&more),
-        "a {name} claim touches {} pages on 100,000 machines and {} on 10,000",
+        "a claim touches {} pages on 100,000 machines and {} on 10,000",
         here.buffers,
         there.buffers
     );
-    let empty = claim_cost(connection, twins.claim, "Update").await?;
-    check(&format!("{name} claim of nothing"), &empty, 250);
+    let empty = claim_cost(connection, CLAIMING, "Update").await?;
+    check("claim of nothing", &empty, 250);
 
-    let no_timer = cost(connection, twins.rearm, |query| query.bind(1_i64)).await?;
-    check(&format!("{name} re-arming when no timer came due"), &no_timer, 20);
+    let no_timer = cost(connection, REARMING, |query| query.bind(1_i64)).await?;
+    check("re-arming when no timer came due", &no_timer, 20);
     let sessions: Vec<Uuid> =
         sqlx::query_scalar("SELECT session_id FROM session WHERE closed_at IS NULL LIMIT 20")
             .fetch_all(&mut *connection)
             .await?;
-    let renewal = cost(connection, twins.renew, |query| query.bind(sessions.clone())).await?;
-    check(&format!("{name} renewal of twenty sessions"), &renewal, 600);
+    let renewal = cost(connection, RENEWAL, |query| query.bind(sessions.clone())).await?;
+    check("renewal of twenty sessions", &renewal, 600);
     // A thousand open ones are looked at, and none of the twenty thousand that are over.
-    let closing = cost(connection, twins.close, |query| query).await?;
-    check(&format!("{name} closing of expired sessions"), &closing, 2_500);
-    let reaping = cost(connection, twins.free, |query| query).await?;
+    let closing = cost(connection, CLOSING, |query| query).await?;
+    check("closing of expired sessions", &closing, 2_500);
+    let reaping = cost(connection, FREEING, |query| query).await?;
     assert!(
         !reaping.scanned.iter().any(|table| table != "work"),
-        "the {name} reaper reads a table from end to end: {:#}",
+        "the reaper reads a table from end to end: {:#}",
         reaping.plan
     );
     assert!(reaping.buffers <= 20, "{:#}", reaping.plan);
     let machines = oldest_heard(connection).await?;
-    let locked = cost(connection, twins.lock_heartbeats, |query| query.bind(machines.clone())).await?;
-    check(&format!("{name} locking of a hundred heartbeats"), &locked, 2_000);
+    let locked = cost(connection, LOCKING_OF_HEARTBEATS, |query| query.bind(machines.clone())).await?;
+    check("locking of a hundred heartbeats", &locked, 2_000);
     Ok(())
 }
 
@@ -327,7 +294,7 @@ async fn oldest_heard(connection: &mut PgConnection) -> anyhow::Result<Vec<Uuid>
 
 /// The statements of every poll and every work item are planned once and for all by each connection. Planning
 /// some of them takes ten times as long as running them.
-async fn check_planned_once(kit: &Kit, connection: &mut PgConnection) -> anyhow::Result<()> {
+async fn check_planned_once(connection: &mut PgConnection) -> anyhow::Result<()> {
     let machine: Uuid =
         sqlx::query_scalar("SELECT machine_id FROM machine LIMIT 1").fetch_one(&mut *connection).await?;
     let files = [
@@ -335,11 +302,7 @@ async fn check_planned_once(kit: &Kit, connection: &mut PgConnection) -> anyhow:
         include_str!("../../sql/schedule/lock_under.sql"),
         include_str!("../../sql/facts/read_one.sql"),
         include_str!("../../sql/work/end.sql"),
-        if kit.skip_locked() {
-            include_str!("../../sql/claim/claim.sql")
-        } else {
-            include_str!("../../sql/claim/claim_waiting.sql")
-        },
+        CLAIMING,
     ];
     let [probe, lock, read, end, claim] = files;
     // PostgreSQL plans the first five runs each for itself, and then compares.
@@ -542,7 +505,7 @@ async fn check_paces(connection: &mut PgConnection) -> anyhow::Result<()> {
 }
 
 /// A hundred timers of healthy machines: each costs its own rows, not the fleet's.
-async fn check_due_timers(twins: &Twins, connection: &mut PgConnection) -> anyhow::Result<()> {
+async fn check_due_timers(connection: &mut PgConnection) -> anyhow::Result<()> {
     sqlx::raw_sql(
         "UPDATE machine_due SET ready_at = now() - INTERVAL '1 second' WHERE (machine_id, lane) IN (
              SELECT machine_id, lane FROM machine_due WHERE timer ORDER BY ready_at LIMIT 100);
@@ -550,30 +513,24 @@ async fn check_due_timers(twins: &Twins, connection: &mut PgConnection) -> anyho
     )
     .execute(&mut *connection)
     .await?;
-    let timers = cost(connection, twins.rearm, |query| query.bind(1_i64)).await?;
-    check(&format!("{} re-arming of a hundred timers", twins.name), &timers, 6_000);
+    let timers = cost(connection, REARMING, |query| query.bind(1_i64)).await?;
+    check("re-arming of a hundred timers", &timers, 6_000);
     Ok(())
 }
 
 /// The bounds are bounds: without its index, each statement is beyond its own.
-async fn planted_faults_are_found(both: &[Twins], connection: &mut PgConnection) -> anyhow::Result<()> {
+async fn planted_faults_are_found(connection: &mut PgConnection) -> anyhow::Result<()> {
     sqlx::query("DROP INDEX machine_due_next").execute(&mut *connection).await?;
     let probe = probe_cost(connection, "AgentStart", &RACKS).await?;
     assert!(!cheap(&probe, PROBE), "a probe without its index passes: {:#}", probe.plan);
     sqlx::query("DROP INDEX machine_due_claim").execute(&mut *connection).await?;
-    for twins in both {
-        let claim = claim_cost(connection, twins.claim, "AgentStart").await?;
-        assert!(!cheap(&claim, CLAIM), "a {} claim without its index passes: {:#}", twins.name, claim.plan);
-    }
+    let claim = claim_cost(connection, CLAIMING, "AgentStart").await?;
+    assert!(!cheap(&claim, CLAIM), "a claim without its index passes: {:#}", claim.plan);
     sqlx::query("DROP INDEX machine_due_timer").execute(&mut *connection).await?;
-    for twins in both {
-        let rearm = cost(connection, twins.rearm, |query| query.bind(1_i64)).await?;
-        assert!(!cheap(&rearm, 6_000), "{} re-arming without its index passes", twins.name);
-    }
+    let rearm = cost(connection, REARMING, |query| query.bind(1_i64)).await?;
+    assert!(!cheap(&rearm, 6_000), "re-arming without its index passes");
     sqlx::query("DROP INDEX session_open").execute(&mut *connection).await?;
-    for twins in both {
-        let close = cost(connection, twins.close, |query| query).await?;
-        assert!(!cheap(&close, 2_500), "{} closing without its index passes: {:#}", twins.name, close.plan);
-    }
+    let close = cost(connection, CLOSING, |query| query).await?;
+    assert!(!cheap(&close, 2_500), "closing without its index passes: {:#}", close.plan);
     Ok(())
 }

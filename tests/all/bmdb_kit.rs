@@ -23,7 +23,6 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::harness::mode::Mode;
 use crate::harness::postgres::TestDatabase;
 
 /// How long a condition may take on a busy host before the test is red.
@@ -40,14 +39,6 @@ pub(crate) struct Kit {
     pub(crate) pool: PgPool,
 }
 
-pub(crate) fn dialect(mode: Mode) -> Dialect {
-    match mode {
-        Mode::SkipLocked => Dialect::POSTGRES,
-        Mode::Waiting => Dialect::WAITING,
-        Mode::Serializable => Dialect::SERIALIZABLE,
-    }
-}
-
 impl Kit {
     pub(crate) async fn new(test_name: &str) -> anyhow::Result<Self> {
         let database = TestDatabase::create(test_name).await?;
@@ -58,12 +49,8 @@ impl Kit {
         Ok(Self { database, bmdb, pool })
     }
 
-    pub(crate) fn skip_locked(&self) -> bool {
-        self.database.mode().has_skip_locked_and_notify()
-    }
-
-    pub(crate) fn serializable(&self) -> bool {
-        self.database.mode() == Mode::Serializable
+    pub(crate) fn is_serializable(&self) -> bool {
+        self.database.dialect() == Dialect::Cockroachdb
     }
 
     /// A connection of the test's own, outside any pool, for transactions that stay open.
@@ -219,7 +206,7 @@ pub(crate) fn settings(
     connections: u32,
 ) -> anyhow::Result<ConnectionSettings> {
     let mut settings = ConnectionSettings::from_url(database.url(), application)?;
-    settings.dialect = dialect(database.mode());
+    settings.dialect = database.dialect();
     settings.max_connections = connections;
     Ok(settings)
 }

@@ -1,5 +1,5 @@
-//! The schema forward and back, by several at once, and refused when it is not ours; and the pairs of
-//! statements of which one may skip locked rows and the other may not.
+//! The schema forward and back, by several at once, and refused when it is not ours; and which statements skip
+//! locked rows.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use sqlx::migrate::Migrator;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 
-use crate::bmdb_kit::{Kit, dialect};
+use crate::bmdb_kit::Kit;
 use crate::harness::aloud::TestResult;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::PATIENCE;
@@ -27,7 +27,7 @@ async fn empty(database: &TestDatabase) -> anyhow::Result<PgConnection> {
 
 fn settings(database: &TestDatabase) -> anyhow::Result<ConnectionSettings> {
     let mut settings = ConnectionSettings::from_url(database.url(), "migrating")?;
-    settings.dialect = dialect(database.mode());
+    settings.dialect = database.dialect();
     settings.search_path = Some("public,shim,pg_catalog".into());
     Ok(settings)
 }
@@ -234,74 +234,29 @@ fn words(path: &str) -> anyhow::Result<String> {
     Ok(code.join(" ").split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
+/// `SKIP LOCKED` may pass over a row too many where transactions are SERIALIZABLE on a distributed database, so each
+/// statement that says it is listed here with what makes that harmless.
 #[test]
-fn statements_for_databases_without_skip_locked_differ_only_where_they_must() -> TestResult {
-    let mut pairs = Vec::new();
+fn statements_that_skip_locked_rows_lose_nothing_by_it() -> TestResult {
+    let harmless = [
+        (
+            "claim/claim.sql",
+            "candidates are counted without locks, so that the claim is Contended and tried again",
+        ),
+        ("claim/rearm_timers.sql", "the timer stays due, and the next look finds it"),
+        ("heartbeat/lock.sql", "what is not locked is stored alone"),
+        ("reap/close_sessions.sql", "the session stays overdue, and the next pass closes it"),
+        ("reap/free_leases.sql", "the lease stays with a closed session, and the next pass frees it"),
+        ("reap/free_work.sql", "the work stays with a closed session, and the next pass frees it"),
+        ("session/renew.sql", "what is not renewed is renewed alone"),
+    ];
+    let mut skipping = Vec::new();
     for path in source::files("sql", "sql")? {
-        let name = path.to_string_lossy().into_owned();
-        if let Some(stem) = name.strip_suffix("_waiting.sql") {
-            pairs.push((format!("{stem}.sql"), name.clone()));
+        if words(&path.to_string_lossy())?.contains("SKIP LOCKED") {
+            skipping.push(path.to_string_lossy().trim_start_matches("sql/").to_owned());
         }
     }
-    assert!(pairs.len() >= 5, "{pairs:?}");
-    let mut skipping_files = 0;
-    for path in source::files("sql", "sql")? {
-        let text = words(&path.to_string_lossy())?;
-        assert!(
-            !path.to_string_lossy().ends_with("_waiting.sql") || !text.contains("SKIP LOCKED"),
-            "{path:?}"
-        );
-        skipping_files += usize::from(text.contains("SKIP LOCKED"));
-    }
-    assert_eq!(skipping_files, pairs.len(), "a statement that skips locked rows has no waiting twin");
-    for (skipping, waiting) in pairs {
-        let (skips, waits) = (words(&skipping)?, words(&waiting)?);
-        assert!(skips.contains(" SKIP LOCKED"), "{skipping}");
-        // The reaper waits for nobody: it goes by one at a time, and passes over those that are locked.
-        let one_at_a_time = [
-            (
-                "reap/free_work.sql",
-                "ORDER BY d.machine_id, d.lane LIMIT 500 FOR UPDATE OF d SKIP LOCKED",
-                "WHERE w.machine_id = $1 AND w.lane = $2 FOR UPDATE OF d NOWAIT",
-            ),
-            (
-                "reap/close_sessions.sql",
-                "WHERE closed_at IS NULL AND deadline < clock_timestamp() - INTERVAL '300 milliseconds' \
-                 ORDER BY session_id LIMIT 100 FOR UPDATE SKIP LOCKED",
-                "WHERE session_id = $1 AND closed_at IS NULL AND deadline < clock_timestamp() - \
-                 INTERVAL '300 milliseconds' FOR UPDATE NOWAIT",
-            ),
-            (
-                "reap/free_leases.sql",
-                "ORDER BY l.kind, l.name LIMIT 100 FOR UPDATE OF l SKIP LOCKED",
-                "WHERE l.kind = $1 AND l.name = $2 FOR UPDATE OF l NOWAIT",
-            ),
-        ];
-        if let Some((_, all, one)) = one_at_a_time.iter().find(|(file, ..)| skipping.ends_with(file)) {
-            assert_eq!(waits, skips.replace(all, one), "{waiting}");
-            continue;
-        }
-        let mut expected = skips.replace(" SKIP LOCKED", "");
-        // Whoever waits must wait in the order that everybody locks in.
-        if skipping.ends_with("claim/claim.sql") {
-            expected = expected
-                .replace("LIMIT 8 * $10) c JOIN", "LIMIT (SELECT count(*) FROM live)) c JOIN")
-                .replace(
-                    "ORDER BY c.turn, d.ready_at, d.machine_id LIMIT (SELECT count(*) FROM live) FOR UPDATE",
-                    "ORDER BY d.machine_id, d.lane FOR UPDATE",
-                );
-        }
-        if skipping.ends_with("rearm_timers.sql") {
-            expected = expected
-                .replace("ORDER BY d.ready_at LIMIT 1000", "ORDER BY d.machine_id, d.lane LIMIT 1000")
-                // Nothing is skipped, so that no row found means that there is none.
-                .replace(
-                    " WHERE heard.at IS NOT NULL OR (SELECT h.at FROM machine_agent_heartbeat h \
-                     WHERE h.machine_id = come.machine_id) IS NULL",
-                    "",
-                );
-        }
-        assert_eq!(waits, expected, "{waiting}");
-    }
+    skipping.sort();
+    assert_eq!(skipping, harmless.map(|(file, _)| file));
     Ok(())
 }

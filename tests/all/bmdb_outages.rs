@@ -21,13 +21,13 @@ use sqlx::{ConnectOptions as _, Connection as _};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, dialect, ended, needs_human, until};
+use crate::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, needs_human, until};
 use crate::bmdb_proxy::Proxy;
 use crate::harness::aloud::TestResult;
 
 async fn behind(proxy: &Proxy, kit: &Kit, interval: Duration) -> anyhow::Result<Shepherd> {
     let mut settings = ConnectionSettings::from_url(proxy.url(), "behind")?;
-    settings.dialect = dialect(kit.database.mode());
+    settings.dialect = kit.database.dialect();
     settings.max_connections = 6;
     Shepherd::with(settings, interval).await
 }
@@ -430,7 +430,7 @@ async fn connection_that_falls_silent_on_its_way_back_holds_up_nobody() -> TestR
     let kit = Kit::new("silent_on_return").await?;
     let proxy = Proxy::start(&kit.database).await?;
     let mut settings = ConnectionSettings::from_url(proxy.url(), "behind")?;
-    settings.dialect = dialect(kit.database.mode());
+    settings.dialect = kit.database.dialect();
     settings.max_connections = 1;
     let bmdb = shepherd::bmdb::connection::Bmdb::connect(settings).await?;
     // Its only connection is out when the network begins to swallow the next test of one: that is the

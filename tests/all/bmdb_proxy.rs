@@ -1,8 +1,8 @@
 //! A network between the engine and PostgreSQL that fails on demand.
 //!
 //! It forwards bytes from a TCP port to the server's socket, and can swallow everything for a while
-//! (as a partition does), refuse and cut connections (as a restart does), or let one statement
-//! through and drop the connection instead of its answer.
+//! (as a partition does), refuse and cut connections (as a restart does), let one statement
+//! through and drop the connection instead of its answer, or drop a connection's options (as a pooler does).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,6 +35,8 @@ struct State {
     marker: Mutex<Option<Vec<u8>>>,
     /// Pings to answer still, and nothing from then on.
     pings: Mutex<Option<u32>>,
+    /// What clients send, and what reaches the server in its place.
+    rewritten: Mutex<Option<(&'static str, &'static str)>>,
     connections: Mutex<Vec<CancellationToken>>,
 }
 
@@ -77,6 +79,12 @@ impl Proxy {
     /// The next message that contains `marker` reaches the server, its answer nobody.
     pub(crate) fn lose_the_answer_to(&self, marker: &str) {
         *locked(&self.state.marker) = Some(marker.as_bytes().to_owned());
+    }
+
+    /// From now on `by` reaches the server wherever a client sends `what`, which is as long.
+    pub(crate) fn rewrite(&self, what: &'static str, by: &'static str) {
+        assert_eq!(what.len(), by.len());
+        *locked(&self.state.rewritten) = Some((what, by));
     }
 
     /// Whether that has happened.
@@ -166,6 +174,14 @@ async fn serve(
     let (server_reads, server_writes) = server.into_split();
     let losing = CancellationToken::new();
     let up = pump(client_reads, server_writes, network.subscribe(), |bytes| {
+        if let Some((what, by)) = *locked(&state.rewritten) {
+            let end = (bytes.len() + 1).saturating_sub(what.len());
+            for start in 0..end {
+                if bytes[start..].starts_with(what.as_bytes()) {
+                    bytes[start..start + by.len()].copy_from_slice(by.as_bytes());
+                }
+            }
+        }
         if bytes == PING && last_ping(&state) {
             network.send_replace(Network::Swallows);
         }
@@ -202,12 +218,12 @@ async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     network: watch::Receiver<Network>,
-    pass: impl Fn(&[u8]) -> bool,
+    pass: impl Fn(&mut [u8]) -> bool,
 ) -> std::io::Result<()> {
     let mut bytes = vec![0; 64 * 1024];
     loop {
         let length = from.read(&mut bytes).await?;
-        if length == 0 || !pass(&bytes[..length]) {
+        if length == 0 || !pass(&mut bytes[..length]) {
             return Ok(());
         }
         if *network.borrow() == Network::Swallows {

@@ -64,7 +64,7 @@ async fn finish_that_waited_past_the_deadline_commits_before_the_session_is_clos
     match finish {
         Ok(()) => assert_eq!(ends, ["Finished"]),
         // The reaper had looked meanwhile: no order of the three explains a finish after that.
-        Err(BmdbError::LeaseLost) if kit.serializable() => assert_eq!(ends, ["Expired"]),
+        Err(BmdbError::LeaseLost) if kit.is_serializable() => assert_eq!(ends, ["Expired"]),
         Err(error) => panic!("{error:?}"),
     }
     reaper.stop().await?;
@@ -247,7 +247,7 @@ async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old(
     operator.commit().await?;
 
     let combined = ended("the combined statement", combined).await?;
-    if kit.serializable() {
+    if kit.is_serializable() {
         let error = combined.expect_err("a serialisable statement saw two moments");
         assert_eq!(
             error.as_database_error().and_then(sqlx::error::DatabaseError::code).as_deref(),
@@ -269,8 +269,8 @@ async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claim_that_waited_does_not_take_what_was_failed_meanwhile() -> TestResult {
-    let kit = Kit::new("claim_waited").await?;
+async fn claim_passes_over_a_locked_machine_and_takes_none_that_was_failed_meanwhile() -> TestResult {
+    let kit = Kit::new("claim_locked").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
     let session = shepherd.session().await?;
@@ -283,10 +283,9 @@ async fn claim_that_waited_does_not_take_what_was_failed_meanwhile() -> TestResu
         let claimed = claimer.claim(&[session]).await;
         (claimer, claimed)
     });
-    if !kit.skip_locked() {
-        kit.until_blocked("worker", 1).await?;
-    }
-    let claim = if kit.skip_locked() { Ok(ended("the claim", claim).await?) } else { Err(claim) };
+    let (mut claimer, claimed) = ended("the claim", claim).await?;
+    let claimed = claimed?;
+    assert!(matches!(claimed, Claimed::Contended), "{claimed:?}");
     sqlx::query(
         "UPDATE machine_due SET fence = fence + 1, ready_at = now() + INTERVAL '300 seconds'
          WHERE machine_id = $1 AND lane = 'access'",
@@ -295,19 +294,9 @@ async fn claim_that_waited_does_not_take_what_was_failed_meanwhile() -> TestResu
     .execute(&mut *quicker)
     .await?;
     quicker.commit().await?;
-    let (mut claimer, claimed) = match claim {
-        Ok(answer) => answer,
-        Err(claim) => ended("the claim", claim).await?,
-    };
-    match claimed? {
-        Claimed::Contended => {}
-        // Run again from the start, it finds nothing due any more.
-        Claimed::Empty if kit.serializable() => {}
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
     let session = shepherd.session().await?;
     assert!(matches!(surely(&mut claimer, &session).await?, Claimed::Empty));
+    assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
     Ok(shepherd.stop().await?)
 }
 
@@ -325,36 +314,16 @@ async fn loser_of_a_race_is_told_that_there_was_work() -> TestResult {
         let claimed = claimer.claim(std::slice::from_ref(&session)).await;
         (claimer, session, claimed)
     });
-    if kit.skip_locked() {
-        let (mut claimer, session, claimed) = ended("the claim", claim).await?;
-        assert!(matches!(claimed?, Claimed::Contended));
-        quicker.rollback().await?;
-        assert!(matches!(surely(&mut claimer, &session).await?, Claimed::Work(_)));
-    } else {
-        kit.until_blocked("worker", 1).await?;
-        // All but a few are taken by the quicker one: the head is gone, and it is not "nothing due".
-        sqlx::query(
-            "UPDATE machine_due SET ready_at = now() + INTERVAL '1 hour'
-             WHERE machine_id NOT IN (SELECT machine_id FROM machine_due WHERE lane = 'access'
-                                      ORDER BY ready_at DESC, machine_id DESC LIMIT 10)",
-        )
-        .execute(&mut *quicker)
-        .await?;
-        quicker.commit().await?;
-        let (mut claimer, session, claimed) = ended("the claim", claim).await?;
-        match claimed? {
-            Claimed::Contended => assert!(matches!(surely(&mut claimer, &session).await?, Claimed::Work(_))),
-            Claimed::Work(_) if kit.serializable() => {}
-            other => panic!("{other:?}"),
-        }
-    }
+    let (mut claimer, session, claimed) = ended("the claim", claim).await?;
+    assert!(matches!(claimed?, Claimed::Contended));
+    quicker.rollback().await?;
+    assert!(matches!(surely(&mut claimer, &session).await?, Claimed::Work(_)));
     Ok(shepherd.stop().await?)
 }
 
-/// While a statement waits for the lowest machine, it may hold none that somebody who goes by the
-/// order could want next.
+/// One row that somebody holds keeps no other machine waiting, whatever goes through many of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_locks_many_machines_locks_them_in_order() -> TestResult {
+async fn locked_machine_is_passed_over_by_claim_reaper_and_timers() -> TestResult {
     for what in ["claim", "reap", "rearm"] {
         let kit = Kit::new("lock_order").await?;
         let mut machines = kit.provided(40, "rack").await?;
@@ -419,24 +388,7 @@ async fn whoever_locks_many_machines_locks_them_in_order() -> TestResult {
                 _ => usize::try_from(rearmer.rearm_timers().await?.0).unwrap_or(0),
             })
         });
-        let waits_as = if what == "claim" { "owner" } else { "batch" };
-        // The reaper takes one machine after the other where it cannot skip, and waits for none.
-        if kit.skip_locked() || what == "reap" {
-            assert_eq!(ended(what, run).await??, 39, "{what}: the locked one is passed over");
-        } else {
-            kit.until_blocked(waits_as, 1).await?;
-            for machine in &machines[1..] {
-                let free = sqlx::query(
-                    "SELECT fence FROM machine_due WHERE machine_id = $1 AND lane = 'access' FOR UPDATE NOWAIT",
-                )
-                .bind(machine.0)
-                .execute(&mut *writer)
-                .await;
-                assert!(free.is_ok(), "{what} holds a machine beyond the one it waits for: {free:?}");
-            }
-            writer.commit().await?;
-            assert_eq!(ended(what, run).await??, 40, "{what}");
-        }
+        assert_eq!(ended(what, run).await??, 39, "{what}: the locked one is passed over");
         drop(held);
         owner.stop().await?;
         batch.stop().await?;
@@ -444,9 +396,9 @@ async fn whoever_locks_many_machines_locks_them_in_order() -> TestResult {
     Ok(())
 }
 
-/// Two batches in the order of arrival lock each other out; in the order of machines they do not.
+/// The rows of a group are locked without waiting for any of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_arrival() -> TestResult {
+async fn locked_heartbeat_is_passed_over_by_a_group() -> TestResult {
     let kit = Kit::new("heartbeat_order").await?;
     let mut machines = kit.provided(20, "rack").await?;
     machines.sort();
@@ -466,26 +418,12 @@ async fn heartbeats_are_stored_in_the_order_of_machines_whatever_the_order_of_ar
     let lock = "SELECT at FROM machine_agent_heartbeat WHERE machine_id = $1 FOR UPDATE NOWAIT";
     sqlx::query(lock).bind(machines[0].0).execute(&mut *writer).await?;
 
-    let statement = if kit.skip_locked() {
-        include_str!("../../sql/heartbeat/lock.sql")
-    } else {
-        include_str!("../../sql/heartbeat/lock_waiting.sql")
-    };
+    let statement = include_str!("../../sql/heartbeat/lock.sql");
     let arrived: Vec<uuid::Uuid> = machines.iter().rev().map(|machine| machine.0).collect();
     let bmdb = listener.bmdb.clone();
     let batch =
         tokio::spawn(async move { sqlx::query(statement).bind(arrived).fetch_all(bmdb.pool()).await });
-    if kit.skip_locked() {
-        assert_eq!(ended("the batch", batch).await??.len(), 19);
-        return Ok(listener.stop().await?);
-    }
-    kit.until_blocked("listener", 1).await?;
-    for machine in &machines[1..] {
-        let free = sqlx::query(lock).bind(machine.0).execute(&mut *writer).await;
-        assert!(free.is_ok(), "the batch holds a machine beyond the one it waits for: {free:?}");
-    }
-    writer.commit().await?;
-    assert_eq!(ended("the batch", batch).await??.len(), 20);
+    assert_eq!(ended("the batch", batch).await??.len(), 19);
     Ok(listener.stop().await?)
 }
 
@@ -742,7 +680,7 @@ async fn machine_is_not_found_silent_past_a_heartbeat_that_is_being_stored() -> 
                 _ => bmdb.sweep_page(MachineId(uuid::Uuid::nil()), 10).await.map(|_| 0),
             }
         });
-        let find = if kit.skip_locked() && who == "timer" {
+        let find = if who == "timer" {
             assert_eq!(ended("the timer", find).await??, 0);
             None
         } else {
@@ -767,11 +705,7 @@ async fn heartbeat_that_comes_as_its_machine_is_found_silent_is_no_plain_one() -
     let kit = Kit::new("silence_first").await?;
     let machine = kit.provided(1, "rack").await?[0];
     kit.fall_silent().await?;
-    let rearm = if kit.skip_locked() {
-        include_str!("../../sql/claim/rearm_timers.sql")
-    } else {
-        include_str!("../../sql/claim/rearm_timers_waiting.sql")
-    };
+    let rearm = include_str!("../../sql/claim/rearm_timers.sql");
     let listener = Shepherd::start(&kit, "listener", LONG).await?.patient().await?;
     let mut by_hand = kit.connection().await?;
     let mut timer = by_hand.begin().await?;
@@ -780,15 +714,8 @@ async fn heartbeat_that_comes_as_its_machine_is_found_silent_is_no_plain_one() -
     assert_eq!(fired, 1);
     let bmdb = listener.bmdb.clone();
     let group = tokio::spawn(async move { bmdb.store_group(3, second_heartbeat(machine)).await });
-    let stored = if kit.skip_locked() {
-        let stored = ended("the group", group).await??;
-        timer.commit().await?;
-        stored
-    } else {
-        kit.until_blocked("listener", 1).await?;
-        timer.commit().await?;
-        ended("the group", group).await??
-    };
+    let stored = ended("the group", group).await??;
+    timer.commit().await?;
     assert!(stored.is_empty(), "stored as if nothing had happened, and its machine stays silent");
     let judged = kit.bmdb.store_heartbeat(second_heartbeat(machine)[0].clone()).await?;
     assert!(matches!(judged, Outcome::Stored(_)), "{judged:?}");
@@ -857,7 +784,7 @@ async fn row_armed_by_a_transaction_that_commits_late_is_seen() -> TestResult {
     gate.rollback().await?;
     ended("the change", clear).await??;
     let mut claimed = vec![claim().await?];
-    if kit.serializable() {
+    if kit.is_serializable() {
         // It may have been run again, and be armed for a later moment.
         for _ in 0..3 {
             claimed.push(claim().await?);
@@ -901,7 +828,7 @@ async fn transaction_that_loses_at_its_commit_is_run_again() -> TestResult {
     kit.change(machine, vec![hold("disk swap")]).await?;
     assert_eq!(kit.count("SELECT count(*) FROM machine_hold").await?, 1);
     assert!(sent("BEGIN").await? >= begun + 3);
-    if !kit.serializable() {
+    if !kit.is_serializable() {
         assert_eq!(sent("ROLLBACK").await?, undone, "rolled back what was over");
     }
     let retried = ByStatement { statement: "changing facts", result: "retried" };

@@ -278,7 +278,7 @@ async fn probe_tells_of_nothing_that_could_not_be_claimed() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn end_of_work_announces_what_another_process_is_due_for_and_nothing_else() -> TestResult {
     let kit = Kit::new("announced").await?;
-    if !kit.bmdb.dialect().notify {
+    if !kit.bmdb.dialect().notifies() {
         return Ok(());
     }
     let machine = kit.provided(1, "rack").await?[0];

@@ -35,7 +35,7 @@ use shepherd::takeover::error::HostKeyChanged;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::aloud::TestResult;
-use crate::harness::mode::Mode;
+use crate::harness::dialect;
 use crate::harness::postgres::TestDatabase;
 
 /// A database with machines, and the program that asks about them.
@@ -119,7 +119,7 @@ impl Site {
 
     fn program(&self, arguments: &[&str]) -> anyhow::Result<Command> {
         let mut command = command(Some(self.database.url()), arguments);
-        command.env("SHEPHERD_BMDB_DIALECT", Mode::of_this_run()?.dialect().as_str());
+        command.env("SHEPHERD_BMDB_DIALECT", dialect::of_this_run()?.as_str());
         Ok(command)
     }
 

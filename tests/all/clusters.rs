@@ -80,7 +80,7 @@ impl Field {
 
     pub(crate) fn ctl(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
-            .args(["--direct", "--bmdb_dialect", self.fleet.database.mode().dialect().as_str()])
+            .args(["--direct", "--bmdb_dialect", self.fleet.database.dialect().as_str()])
             .args(arguments)
             .env("SHEPHERD_BMDB_URL", &self.fleet.bmdb_url)
             .stdin(Stdio::null())

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 
-use crate::bad_input::dialect;
+use crate::bad_input::dialect_flag;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::Place;
 use crate::harness::source;
@@ -76,7 +76,7 @@ async fn the_documented_command_line_is_checked_and_changes_nothing() {
     let with_dashes = arguments.iter().map(|argument| {
         if argument.starts_with("--") { argument.replace('_', "-") } else { argument.clone() }
     });
-    let check = ["--check".to_owned(), dialect(database.mode())];
+    let check = ["--check".to_owned(), dialect_flag(database.dialect())];
     let said = place.run(arguments.iter().chain(&check)).unwrap();
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{}", said.stdout);
     let dashed = place.run(with_dashes.chain(check)).unwrap();

@@ -323,18 +323,12 @@ async fn row_that_somebody_holds_delays_no_other_heartbeat() -> TestResult {
         async move { heartbeats.store(heartbeat).await }
     };
     tokio::pin!(waits);
-    if database.mode().dialect().skip_locked {
-        tokio::select! {
-            answer = goes_on => assert_eq!(kind(&answer?), "stored"),
-            answer = &mut waits => panic!("{answer:?} while the row was held"),
-        }
-        transaction.rollback().await?;
-        assert_eq!(kind(&waits.await?), "stored");
-    } else {
-        // Here the group waits, and both are stored when the row is free.
-        let (_, held, free) = tokio::join!(transaction.rollback(), waits, goes_on);
-        assert_eq!((kind(&held?), kind(&free?)), ("stored", "stored"));
+    tokio::select! {
+        answer = goes_on => assert_eq!(kind(&answer?), "stored"),
+        answer = &mut waits => panic!("{answer:?} while the row was held"),
     }
+    transaction.rollback().await?;
+    assert_eq!(kind(&waits.await?), "stored");
     drop(heartbeats);
     Ok(committing.end().await?)
 }

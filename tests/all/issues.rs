@@ -50,7 +50,7 @@ fn said(fleet: &Fleet, form: &str) -> Result<String> {
         .args(["issues", "-o", form])
         .env_clear()
         .env("SHEPHERD_BMDB_URL", &fleet.bmdb_url)
-        .env("SHEPHERD_BMDB_DIALECT", fleet.database.mode().dialect().as_str())
+        .env("SHEPHERD_BMDB_DIALECT", fleet.database.dialect().as_str())
         .stdin(Stdio::null())
         .output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

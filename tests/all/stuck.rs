@@ -69,7 +69,7 @@ fn pasted(fleet: &Fleet, line: &str) -> Result<String> {
         .env("PATH", programs)
         .env("USER", "kim")
         .env("SHEPHERD_BMDB_URL", &fleet.bmdb_url)
-        .env("SHEPHERD_BMDB_DIALECT", fleet.database.mode().dialect().as_str())
+        .env("SHEPHERD_BMDB_DIALECT", fleet.database.dialect().as_str())
         .stdin(Stdio::null())
         .output()?;
     ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));

@@ -1,25 +1,27 @@
-//! The ground itself: the run's mode is what it says, the test clock moves, databases are apart.
+//! What tests of the database rest on: the run's dialect is what it says, the test clock moves, databases are apart,
+//! and every test is in a list.
 
 use std::path::Path;
 use std::time::Duration;
 use std::{fs, thread};
 
 use chrono::{DateTime, Utc};
+use shepherd::bmdb::connection::Dialect;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::harness::aloud::TestResult;
-use crate::harness::mode::{Mode, without_database};
+use crate::harness::dialect::{self, Listed, entries, listed};
 use crate::harness::postgres::TestDatabase;
 
 #[tokio::test]
-async fn the_address_carries_the_mode_and_the_clock() -> TestResult {
-    let database = TestDatabase::create("the_mode").await?;
+async fn address_carries_the_dialect_and_the_clock() -> TestResult {
+    let database = TestDatabase::create("the_dialect").await?;
     let options: PgConnectOptions = database.url().parse()?;
     let mut connection = options.connect().await?;
     let bmdb = database.bmdb().await?;
     for (setting, expected) in [
-        ("SHOW default_transaction_isolation", database.mode().isolation()),
+        ("SHOW default_transaction_isolation", database.dialect().isolation()),
         ("SHOW search_path", "shim, public, pg_catalog"),
     ] {
         let value: String = sqlx::query_scalar(setting).fetch_one(&mut connection).await?;
@@ -112,29 +114,26 @@ async fn moving_the_clock_makes_no_serializable_transaction_fail() -> TestResult
 }
 
 #[test]
-fn an_unknown_mode_is_refused_by_name() {
-    let said = "fast".parse::<Mode>().unwrap_err().to_string();
-    assert_eq!(said, "\"fast\" is no test mode; give skip-locked, waiting or serializable");
-    for mode in ["skip-locked", "waiting", "serializable"] {
-        assert_eq!(mode.parse::<Mode>().unwrap().has_skip_locked_and_notify(), mode == "skip-locked");
-    }
+fn unknown_dialect_is_refused_by_name() {
+    let refused = dialect::parse("skip-locked").unwrap_err().to_string();
+    assert_eq!(refused, "\"skip-locked\" is no dialect; give postgres or cockroachdb");
+    assert_eq!(dialect::parse("postgres").unwrap(), Dialect::Postgres);
+    assert_eq!(dialect::parse("cockroachdb").unwrap(), Dialect::Cockroachdb);
 }
 
 #[tokio::test]
-async fn a_mode_is_proved_by_the_statements_that_were_sent() -> TestResult {
+async fn dialect_is_proved_by_the_statements_that_were_sent() -> TestResult {
     let database = TestDatabase::create("proof").await?;
-    let mode = database.mode();
+    let dialect = database.dialect();
     let pool = database.pool().await?;
     sqlx::raw_sql("CREATE TABLE public.one (x int)").execute(&pool).await?;
-    sqlx::query("SELECT x FROM one -- skip locked, notify").execute(&pool).await?;
-    sqlx::query("SELECT x FROM one FOR UPDATE\n SKIP  LOCKED").execute(&pool).await?;
+    sqlx::query("SELECT x FROM one -- listen, notify").execute(&pool).await?;
     sqlx::query("NOTIFY somebody").execute(&pool).await?;
     let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || drop(database)));
-    assert_eq!(dropped.is_ok(), mode.has_skip_locked_and_notify());
-    if let Err(said) = dropped {
-        let said = said.downcast_ref::<String>().unwrap();
-        assert!(said.contains("SKIP  LOCKED") && said.contains("NOTIFY somebody"), "{said}");
-        assert!(!said.contains("skip locked, notify"), "{said}");
+    assert_eq!(dropped.is_ok(), dialect.notifies());
+    if let Err(panic) = dropped {
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(text.contains("NOTIFY somebody") && !text.contains("listen, notify"), "{text}");
     }
     Ok(())
 }
@@ -155,32 +154,97 @@ async fn the_server_counts_statements() -> TestResult {
     Ok(())
 }
 
-#[test]
-fn modules_that_run_once_ask_for_no_database() {
-    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all");
-    let mains = fs::read_to_string(all.join("main.rs")).unwrap();
-    let mut files = vec![all.clone()];
-    let mut inner = Vec::new();
-    while let Some(path) = files.pop() {
-        if path.is_dir() {
-            files.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-        } else if path.parent() != Some(&all) && path.extension().is_some_and(|end| end == "rs") {
-            inner.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+/// All tests of a module of the suite, by their full names.
+fn tests_of(path: &Path, module: &str, found: &mut Vec<String>) {
+    let mut source = fs::read_to_string(path.with_extension("rs")).unwrap_or_default();
+    for entry in fs::read_dir(path).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+        if stem == "mod" {
+            source += &fs::read_to_string(path).unwrap();
+        } else if path.is_dir() || path.extension().is_some_and(|end| end == "rs") {
+            tests_of(&path.with_extension(""), &format!("{module}::{stem}"), found);
         }
     }
-    for module in without_database() {
-        assert!(mains.contains(&format!("\nmod {module};\n")), "{module} is no module of the suite");
-        // `--skip fuzz::` would leave out the tests of `other::fuzz::`, too.
-        assert!(!inner.iter().any(|name| name == module), "another module is called {module}, too");
-        let source = fs::read_to_string(all.join(module).with_extension("rs"));
-        let source = source.or_else(|_| fs::read_to_string(all.join(module).join("mod.rs"))).unwrap();
-        if module != "harness" {
-            for kit in ["bmdb_kit", "harness::fleet", "harness::postgres", "harness::rack", "harness::mode"] {
-                assert!(!source.contains(kit), "{module} names {kit}");
+    let mut lines = source.lines();
+    while let Some(line) = lines.next() {
+        if line.starts_with("#[test") || line.starts_with("#[tokio::test") {
+            let function = lines.find_map(|line| line.split_once("fn ")).unwrap().1;
+            let name = function.split(['(', '<']).next().unwrap();
+            let name = format!("{module}::{name}");
+            if !found.contains(&name) {
+                found.push(name);
             }
         }
     }
-    // And who asks all the same is refused, whatever its source says.
-    let asked = thread::Builder::new().name("fuzz::asks".to_owned()).spawn(Mode::of_this_run).unwrap();
-    assert!(asked.join().unwrap().unwrap_err().to_string().starts_with("fuzz uses a database"));
+}
+
+#[test]
+fn every_test_is_in_one_list() {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all");
+    let mains = fs::read_to_string(all.join("main.rs")).unwrap();
+    let modules: Vec<&str> =
+        mains.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect();
+    let mut tests = Vec::new();
+    for module in &modules {
+        tests_of(&all.join(module), module, &mut tests);
+    }
+    assert!(tests.len() > 500, "the tests are not found: {}", tests.len());
+    let unlisted: Vec<&String> = tests.iter().filter(|test| listed(test).is_none()).collect();
+    assert!(
+        unlisted.is_empty(),
+        "add these tests to tests/all/same_in_both_dialects.txt or tests/all/can_differ_by_dialect.txt, with the \
+         reason, or their module to tests/all/without_database.txt: {unlisted:#?}"
+    );
+    let entries = entries();
+    for (entry, list) in &entries {
+        assert_eq!(entries.iter().filter(|(other, _)| other == entry).count(), 1, "{entry} is listed twice");
+        assert!(tests.iter().any(|test| listed_by(entry, test)), "{entry} in {list:?} names no test");
+        // `tools/test` passes these entries to the test program, which looks for them anywhere in a name.
+        if *list != Listed::SameInBoth {
+            for test in tests.iter().filter(|test| test.contains(entry) && !listed_by(entry, test)) {
+                assert_eq!(listed(test), Some(*list), "{entry} is a part of {test}, too");
+            }
+        }
+        let is_module = entry.ends_with("::");
+        assert!(
+            *list != Listed::WithoutDatabase || is_module,
+            "{entry}: only whole modules run without a database"
+        );
+    }
+}
+
+fn listed_by(entry: &str, test: &str) -> bool {
+    if entry.ends_with("::") { test.starts_with(entry) } else { test == entry }
+}
+
+#[test]
+fn modules_without_a_database_name_nothing_that_gives_one() {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all");
+    for (entry, list) in entries() {
+        let module = entry.trim_end_matches("::");
+        if list != Listed::WithoutDatabase || module == "harness" {
+            continue;
+        }
+        let source = fs::read_to_string(all.join(module).with_extension("rs"));
+        let source = source.or_else(|_| fs::read_to_string(all.join(module).join("mod.rs"))).unwrap();
+        for kit in ["bmdb_kit", "harness::fleet", "harness::postgres", "harness::rack", "harness::dialect"] {
+            assert!(!source.contains(kit), "{module} names {kit}");
+        }
+    }
+}
+
+/// Whatever its source looks like, a test that asks for a database is refused unless a list of the database has it.
+#[test]
+fn database_is_refused_to_a_test_that_no_list_has() {
+    for (test, refusal) in [
+        ("fuzz::asks", "fuzz::asks uses the database, and tests/all/without_database.txt has its module"),
+        ("planted::asks", "planted::asks uses the database: add it or its module to"),
+    ] {
+        let asked = thread::Builder::new().name(test.to_owned()).spawn(dialect::of_this_run).unwrap();
+        let error = asked.join().unwrap().unwrap_err().to_string();
+        assert!(error.starts_with(refusal), "{error}");
+    }
+    let listed = thread::Builder::new().name("bmdb_work::asks".to_owned()).spawn(dialect::of_this_run);
+    assert!(listed.unwrap().join().unwrap().is_ok());
 }

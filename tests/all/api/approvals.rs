@@ -78,7 +78,7 @@ async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> 
         let approval = approval.context("the approval")?;
         let own = kim.direct(&["approve", approval, "--reason", "mine"]).err().context("one's own")?;
         assert!(own.to_string().contains("somebody else has to approve it"), "{own}");
-        let dialect = api.database.mode().dialect().as_str();
+        let dialect = api.database.dialect().as_str();
         let approved = kim
             .command(&[
                 "--direct",

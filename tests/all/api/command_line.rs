@@ -47,7 +47,7 @@ impl Operator<'_> {
 
     /// Asks the database.
     pub(super) fn direct(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        let dialect = self.api.database.mode().dialect().as_str();
+        let dialect = self.api.database.dialect().as_str();
         let mut command = self.command(&[&["--direct", "--bmdb_dialect", dialect], arguments].concat());
         told(&command.env("SHEPHERD_BMDB_URL", self.api.database.url()).output()?)
     }
@@ -301,7 +301,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     let api = Api::start("api_contexts").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let bootstrap = |name: &'static str| {
-        let dialect = api.database.mode().dialect().as_str();
+        let dialect = api.database.dialect().as_str();
         let mut command = kim.command(&[
             "--direct",
             "--bmdb_dialect",
@@ -334,7 +334,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     // The environment names a context for every command; `--direct` is said of this one.
     let direct = |arguments: &[&str]| {
         let mut command = kim.command(&["--direct", "get", "machines"]);
-        command.args(arguments).args(["--bmdb_dialect", api.database.mode().dialect().as_str()]);
+        command.args(arguments).args(["--bmdb_dialect", api.database.dialect().as_str()]);
         command.env("SHEPHERD_BMDB_URL", api.database.url()).env("SHEPHERD_CONTEXT", "home").output()
     };
     told(&direct(&[])?)?;

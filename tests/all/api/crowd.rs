@@ -53,7 +53,7 @@ fn again(shepherd: &Shepherd) -> Result<Vec<String>> {
 }
 
 /// Claims machines one after the other and gives each an agent, and looks at what a claim touches.
-async fn turn(shepherd: &Shepherd, connection: &mut PgConnection, skip_locked: bool) -> Result<Paid> {
+async fn turn(shepherd: &Shepherd, connection: &mut PgConnection) -> Result<Paid> {
     let before = again(shepherd)?;
     let session = shepherd.session().await?;
     let mut claimer = shepherd.claimer(Process::AgentStart, "rack-0");
@@ -78,7 +78,7 @@ async fn turn(shepherd: &Shepherd, connection: &mut PgConnection, skip_locked: b
             other => anyhow::bail!("nothing is due: {other:?}"),
         }
         if done % 4 == 0 {
-            buffers.push(claimed_at(connection, skip_locked).await?);
+            buffers.push(claimed_at(connection).await?);
         }
     }
     shepherd.sessions.close(&session, "done").await?;
@@ -160,7 +160,6 @@ impl Crowd {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn loops_pay_the_same_with_fifty_pollers_and_twenty_watchers() -> TestResult {
     let api = Arc::new(Api::start_with("api_crowd", |settings| settings.connections = 400).await?);
-    let skip_locked = api.database.mode().has_skip_locked_and_notify();
     let mut connection = PgConnection::connect(api.database.url()).await?;
     fill(&mut connection, MACHINES).await?;
     // One credential may have a quarter of the watches of a shepherd.
@@ -172,16 +171,16 @@ async fn loops_pay_the_same_with_fifty_pollers_and_twenty_watchers() -> TestResu
     let unrenewed = Duration::from_hours(10);
     let shepherd = Shepherd::with(settings(&api.database, "loops", 4)?, unrenewed).await?;
 
-    let alone = turn(&shepherd, &mut connection, skip_locked).await?;
+    let alone = turn(&shepherd, &mut connection).await?;
     let crowd = Crowd::gather(&api, &viewers).await?;
     crowd.until_busy(POLLERS, WATCHERS * 100).await?;
     let pages = crowd.pages.load(Ordering::Relaxed);
-    let watched = turn(&shepherd, &mut connection, skip_locked).await?;
+    let watched = turn(&shepherd, &mut connection).await?;
     let during = crowd.pages.load(Ordering::Relaxed) - pages;
     // Each claim moved a machine out of what is watched.
     crowd.until_busy(pages, WATCHERS * (100 + CLAIMS as u64)).await?;
     let (pages, told) = crowd.leave().await?;
-    let after = turn(&shepherd, &mut connection, skip_locked).await?;
+    let after = turn(&shepherd, &mut connection).await?;
 
     println!(
         "alone {alone:?}, watched {watched:?} ({during} of {pages} pages, {told} lines), after {after:?}"

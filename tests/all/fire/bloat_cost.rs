@@ -27,7 +27,7 @@ use crate::bmdb_kit::until;
 use crate::fire::bloat::{hold_a_snapshot, looked};
 use crate::fire::{Form, counted};
 use crate::harness::aloud::TestResult;
-use crate::harness::mode::Mode;
+use crate::harness::dialect;
 
 /// Ticks of a processor's time in a second, as `/proc` counts them for programs (`USER_HZ`).
 const TICKS: f64 = 100.0;
@@ -69,7 +69,7 @@ impl Site {
         let server = PrivatePostgres::start(options).await?;
         server.create_database("bloat").await?;
         let mut settings = ConnectionSettings::from_url(&server.url("bloat"), "clients")?;
-        settings.dialect = Mode::of_this_run()?.dialect();
+        settings.dialect = dialect::of_this_run()?;
         settings.max_connections = 20;
         let bmdb = Bmdb::connect(settings).await?;
         bmdb.migrate().await?;

@@ -348,7 +348,7 @@ impl Site {
             .args(arguments)
             .env_clear()
             .env("SHEPHERD_BMDB_URL", self.kit.database.url())
-            .env("SHEPHERD_BMDB_DIALECT", self.kit.database.mode().dialect().as_str())
+            .env("SHEPHERD_BMDB_DIALECT", self.kit.database.dialect().as_str())
             .stdin(Stdio::null())
             .output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -34,7 +34,7 @@ fn previous(what: &str) -> Result<i64> {
     Ok(line.trim().parse()?)
 }
 
-/// What the release before this one calls a mode of the database that has another name by now.
+/// What the release before this one calls a dialect of the database that has another name by now.
 fn previous_name_of(dialect: &str) -> Option<&'static str> {
     let text = include_str!("../../upgrade/previous");
     let mut renamed = text.lines().filter_map(|line| line.strip_prefix("dialect ")?.split_once(" was "));
@@ -194,7 +194,7 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
     sqlx::raw_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public").execute(&mut connection).await?;
     connection.close().await?;
     let (first, second) = (endpoint()?, endpoint()?);
-    let dialect = previous_name_of(fleet.database.mode().dialect().as_str());
+    let dialect = previous_name_of(fleet.database.dialect().as_str());
     let old_program = || Otherwise { program: Some(program.clone()), dialect, ..Otherwise::default() };
     let old_endpoints = [first.clone(), second.clone()];
     let mut old = fleet.shepherd_otherwise(old_program(), "old", &old_endpoints, &FLAGS)?;

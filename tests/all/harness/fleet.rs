@@ -172,7 +172,7 @@ impl Fleet {
         let log = self.log_of(name);
         self.logs.lock().unwrap_or_else(PoisonError::into_inner).push(log.clone());
         let program = otherwise.program.unwrap_or_else(|| env!("CARGO_BIN_EXE_shepherd").into());
-        let dialect = otherwise.dialect.unwrap_or(self.database.mode().dialect().as_str());
+        let dialect = otherwise.dialect.unwrap_or(self.database.dialect().as_str());
         let mut command = self.command(program, dialect, name, endpoints, flags)?;
         command.envs(otherwise.environment);
         Program::spawn_logged(&mut command, &log)
@@ -187,7 +187,7 @@ impl Fleet {
     ) -> Result<Command> {
         let provider = ["--provider", "simulated", "--simulated_url", &self.url];
         let program = env!("CARGO_BIN_EXE_shepherd").into();
-        let dialect = self.database.mode().dialect().as_str();
+        let dialect = self.database.dialect().as_str();
         self.command(program, dialect, name, endpoints, &[provider.as_slice(), flags].concat())
     }
 

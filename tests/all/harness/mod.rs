@@ -3,12 +3,12 @@
 pub(crate) mod aloud;
 pub(crate) mod callback;
 pub(crate) mod child;
+pub(crate) mod dialect;
 pub(crate) mod etcd_servers;
 pub(crate) mod fleet;
 pub(crate) mod kube_bundle;
 pub(crate) mod line;
 pub(crate) mod memory;
-pub(crate) mod mode;
 pub(crate) mod ordering;
 pub(crate) mod port;
 pub(crate) mod postgres;

@@ -14,7 +14,7 @@ pub(crate) async fn ctl(fleet: &Fleet, line: &[&str]) -> Result<(Option<i32>, St
         .env_clear()
         .env("USER", "kim")
         .env("SHEPHERD_BMDB_URL", &fleet.bmdb_url)
-        .env("SHEPHERD_BMDB_DIALECT", fleet.database.mode().dialect().as_str())
+        .env("SHEPHERD_BMDB_DIALECT", fleet.database.dialect().as_str())
         .stdin(Stdio::null())
         .output()
         .await?;

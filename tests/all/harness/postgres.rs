@@ -1,8 +1,9 @@
 //! One private PostgreSQL for the whole run, and a database of its own for each test.
 //!
-//! The first test that wants a database starts the server, installs the test clock, runs the
-//! migrations once into a template, and every test gets a copy (about 30 ms). The server ends with
-//! this process, however it ends: see `shepherd::bmdb::private_postgres`.
+//! `tools/test` starts the server, gives its address in `SHEPHERD_TEST_POSTGRES`, and ends it. Where there is none, the
+//! first test that wants a database starts one, which ends with this process, however it ends: see
+//! `shepherd::bmdb::private_postgres`. The first test also makes the template with the test clock and all migrations,
+//! unless an earlier process of the same run has made it, and every test gets a copy (about 30 ms).
 //!
 //! A thread of its own, the keeper, makes and drops the databases one after the other. PostgreSQL
 //! wants nobody connected to a template while it is copied, and each test has an async runtime that
@@ -12,15 +13,15 @@ use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
-use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
+use anyhow::{Context as _, anyhow, bail};
+use shepherd::bmdb::connection::{Bmdb, ConnectionSettings, Dialect};
 use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool};
 use tokio::sync::oneshot;
 
 use crate::harness::aloud::assertions_aloud;
-use crate::harness::mode::Mode;
+use crate::harness::dialect;
 
 /// How many connections each test that runs beside others may count on.
 const CONNECTIONS_PER_TEST: usize = 60;
@@ -29,12 +30,32 @@ const CONNECTIONS_PER_TEST: usize = 60;
 /// for what it has forgotten of others, and goes on failing them until the oldest has ended.
 const ROOM: usize = 4;
 const TEMPLATE: &str = "shepherd_template";
+/// The address of the server that a run shares.
+const SHARED: &str = "SHEPHERD_TEST_POSTGRES";
 
 static KEEPER: LazyLock<Result<mpsc::Sender<Request>, String>> = LazyLock::new(start_keeper);
 
 enum Request {
     Create { name: String, answer: oneshot::Sender<anyhow::Result<Urls>> },
     Drop { name: String, answer: mpsc::Sender<anyhow::Result<Vec<String>>> },
+}
+
+/// The server of this run.
+enum Server {
+    /// One that this process started.
+    Own(PrivatePostgres),
+    /// One that several processes use: the address of its maintenance database.
+    Shared(String),
+}
+
+impl Server {
+    /// The address of a database.
+    fn url(&self, database: &str) -> String {
+        match self {
+            Self::Own(postgres) => postgres.url(database),
+            Self::Shared(url) => url.replacen("/postgres?", &format!("/{database}?"), 1),
+        }
+    }
 }
 
 struct Urls {
@@ -46,7 +67,7 @@ struct Urls {
 pub(crate) struct TestDatabase {
     name: String,
     url: String,
-    mode: Mode,
+    dialect: Dialect,
     server: String,
 }
 
@@ -54,24 +75,24 @@ impl TestDatabase {
     /// Copies the template. `test_name` makes the database recognisable to a person with `psql`.
     pub(crate) async fn create(test_name: &str) -> anyhow::Result<Self> {
         assertions_aloud();
-        let mode = Mode::of_this_run()?;
+        let dialect = dialect::of_this_run()?;
         let name = database_name(test_name);
         let (answer, answered) = oneshot::channel();
         keeper()?.send(Request::Create { name: name.clone(), answer })?;
         let urls = answered.await.context("the keeper of the test databases ended")??;
-        let url = with_session_settings(&urls.plain, mode);
-        Ok(Self { name, url, mode, server: urls.server })
+        let url = with_session_settings(&urls.plain, dialect);
+        Ok(Self { name, url, dialect, server: urls.server })
     }
 
-    /// The address, which carries the run's mode and the test clock with it: any process that
+    /// The address, which carries the run's dialect and the test clock with it: any process that
     /// connects with it, in this one or a child, has both.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    /// The mode of this run.
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
+    /// The dialect of this run.
+    pub(crate) fn dialect(&self) -> Dialect {
+        self.dialect
     }
 
     /// The address of the server's maintenance database, for tests that look at the server.
@@ -82,7 +103,7 @@ impl TestDatabase {
     /// The BMDB as a program has it, with the policy read.
     pub(crate) async fn bmdb(&self) -> anyhow::Result<Bmdb> {
         let mut settings = ConnectionSettings::from_url(&self.url, "shepherd tests")?;
-        settings.dialect = self.mode.dialect();
+        settings.dialect = self.dialect;
         settings.search_path = Some("shim, public, pg_catalog".to_owned());
         let bmdb = Bmdb::connect(settings).await?;
         bmdb.read_policy().await?;
@@ -91,7 +112,7 @@ impl TestDatabase {
 
     /// A pool for a test's own looking and preparing. It ends with the test's runtime.
     ///
-    /// What prepares must not fail because of what the engine does at that moment, whatever the mode.
+    /// What prepares must not fail because of what the engine does at that moment, whatever the dialect.
     pub(crate) async fn pool(&self) -> anyhow::Result<PgPool> {
         let options: PgConnectOptions = self.url.parse()?;
         let options = options.options([("default_transaction_isolation", "read committed")]);
@@ -115,14 +136,18 @@ impl TestDatabase {
 }
 
 impl Drop for TestDatabase {
-    /// Fails the test when something it ran sent a statement that the mode does without.
+    /// Fails the test when something it ran sent a statement that the dialect does without.
     fn drop(&mut self) {
         let (answer, answered) = mpsc::channel();
         let sent = keeper().map(|keeper| keeper.send(Request::Drop { name: self.name.clone(), answer }));
         let statements = sent.and_then(|_| answered.recv()?);
-        let forbidden = statements.map(|statements| self.mode.forbidden(statements));
+        let forbidden = statements.map(|statements| dialect::forbidden(self.dialect, statements));
         let proved = forbidden.as_ref().is_ok_and(Vec::is_empty);
-        assert!(proved || thread::panicking(), "the mode {:?} is not kept: {forbidden:#?}", self.mode);
+        assert!(
+            proved || thread::panicking(),
+            "statements of another dialect than {:?}: {forbidden:#?}",
+            self.dialect
+        );
     }
 }
 
@@ -139,13 +164,13 @@ fn start_keeper() -> Result<mpsc::Sender<Request>, String> {
             Ok(runtime) => runtime,
             Err(error) => return started.send(Err(anyhow!(error))),
         };
-        let postgres = match runtime.block_on(prepare()) {
-            Ok(postgres) => postgres,
+        let server = match runtime.block_on(prepare()) {
+            Ok(server) => server,
             Err(error) => return started.send(Err(error)),
         };
         started.send(Ok(()))?;
         for request in received {
-            runtime.block_on(serve(&postgres, request));
+            runtime.block_on(serve(&server, request));
         }
         Ok(())
     };
@@ -157,44 +182,69 @@ fn start_keeper() -> Result<mpsc::Sender<Request>, String> {
     Ok(requests)
 }
 
-async fn serve(postgres: &PrivatePostgres, request: Request) {
+async fn serve(server: &Server, request: Request) {
     match request {
         Request::Create { name, answer } => {
             let statement = format!("CREATE DATABASE \"{name}\" TEMPLATE {TEMPLATE}");
-            let created = administer(postgres, statement).await;
-            let urls =
-                created.map(|()| Urls { plain: postgres.url(&name), server: postgres.url("postgres") });
+            let created = administer(server, statement).await;
+            let urls = created.map(|()| Urls { plain: server.url(&name), server: server.url("postgres") });
             // Nobody listens when the test was given up meanwhile; the server's end tidies up.
             let _ = answer.send(urls);
         }
         Request::Drop { name, answer } => {
             // Somebody listens, unless the process is ending.
-            let _ = answer.send(sent_statements(postgres, &name).await);
+            let _ = answer.send(sent_statements(server, &name).await);
             let statement = format!("DROP DATABASE \"{name}\" WITH (FORCE)");
-            if let Err(error) = administer(postgres, statement).await {
+            if let Err(error) = administer(server, statement).await {
                 tracing::warn!(name, "a test database was not dropped: {error:#}");
             }
         }
     }
 }
 
-async fn prepare() -> anyhow::Result<PrivatePostgres> {
-    let options = Options { storage: Storage::ThrowAway, max_connections: server_connections() };
-    let postgres = PrivatePostgres::start(options).await?;
-    administer(&postgres, "CREATE EXTENSION pg_stat_statements".to_owned())
-        .await
-        .context("the module pg_stat_statements, which proves the mode, is part of the server's package")?;
-    postgres.create_database(TEMPLATE).await?;
+async fn prepare() -> anyhow::Result<Server> {
+    let server = match std::env::var(SHARED) {
+        Ok(url) if url.contains("/postgres?") => Server::Shared(url),
+        Ok(url) => {
+            bail!("{SHARED} is {url:?}: give the address of the database postgres, as tools/test does")
+        }
+        Err(_) => {
+            let options = Options { storage: Storage::ThrowAway, max_connections: server_connections() };
+            Server::Own(PrivatePostgres::start(options).await?)
+        }
+    };
+    administer(&server, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements".to_owned()).await.context(
+        "the module pg_stat_statements, which proves the dialect, is part of the server's package",
+    )?;
+    if has_template(&server).await? {
+        return Ok(server);
+    }
+    // Under another name until it is whole: a process that ended in the middle leaves no half of it.
+    let unfinished = format!("{TEMPLATE}_unfinished");
+    administer(&server, format!("DROP DATABASE IF EXISTS {unfinished} WITH (FORCE)")).await?;
+    administer(&server, format!("CREATE DATABASE {unfinished}")).await?;
     // `public` first, so that tables are made there; what the migrations bind for good (defaults,
     // views) then still finds the test clock before PostgreSQL's own.
-    let mut settings = ConnectionSettings::from_url(&postgres.url(TEMPLATE), "shepherd tests")?;
+    let mut settings = ConnectionSettings::from_url(&server.url(&unfinished), "shepherd tests")?;
     settings.search_path = Some("public, shim, pg_catalog".to_owned());
     let template = Bmdb::connect(settings).await?;
     sqlx::raw_sql(include_str!("shim.sql")).execute(template.pool()).await.context("shim.sql")?;
     template.migrate().await?;
     // Nobody may be connected to a database that is copied.
     template.close().await;
-    Ok(postgres)
+    administer(&server, format!("ALTER DATABASE {unfinished} RENAME TO {TEMPLATE}")).await?;
+    Ok(server)
+}
+
+async fn has_template(server: &Server) -> anyhow::Result<bool> {
+    let options: PgConnectOptions = server.url("postgres").parse()?;
+    let mut connection = options.connect().await?;
+    let exists = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
+        .bind(TEMPLATE)
+        .fetch_one(&mut connection)
+        .await?;
+    connection.close().await?;
+    Ok(exists)
 }
 
 /// Enough for as many tests as run at once: libtest has a thread per processor unless told otherwise. A
@@ -206,8 +256,8 @@ fn server_connections() -> u16 {
 }
 
 /// Every statement that a database was sent, which the server then forgets: it counts 5,000 in all.
-async fn sent_statements(postgres: &PrivatePostgres, name: &str) -> anyhow::Result<Vec<String>> {
-    let options: PgConnectOptions = postgres.url("postgres").parse()?;
+async fn sent_statements(server: &Server, name: &str) -> anyhow::Result<Vec<String>> {
+    let options: PgConnectOptions = server.url("postgres").parse()?;
     let mut connection = options.connect().await?;
     let statements = sqlx::query_scalar(
         "SELECT s.query FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1",
@@ -223,16 +273,16 @@ async fn sent_statements(postgres: &PrivatePostgres, name: &str) -> anyhow::Resu
     Ok(statements)
 }
 
-async fn administer(postgres: &PrivatePostgres, statement: String) -> anyhow::Result<()> {
-    let options: PgConnectOptions = postgres.url("postgres").parse()?;
+async fn administer(server: &Server, statement: String) -> anyhow::Result<()> {
+    let options: PgConnectOptions = server.url("postgres").parse()?;
     let mut connection = options.connect().await?;
     sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut connection).await?;
     connection.close().await?;
     Ok(())
 }
 
-fn with_session_settings(url: &str, mode: Mode) -> String {
-    let isolation = mode.isolation().replace(' ', "\\ ");
+fn with_session_settings(url: &str, dialect: Dialect) -> String {
+    let isolation = dialect.isolation().replace(' ', "\\ ");
     let settings =
         format!("-c search_path=shim,public,pg_catalog -c default_transaction_isolation={isolation}");
     format!("{url}&options={}", settings.replace('\\', "%5C").replace(' ', "%20"))

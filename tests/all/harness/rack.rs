@@ -138,7 +138,7 @@ impl Rack {
             .env_clear()
             .env("USER", "kim")
             .env("SHEPHERD_BMDB_URL", &self.fleet.bmdb_url)
-            .env("SHEPHERD_BMDB_DIALECT", self.fleet.database.mode().dialect().as_str())
+            .env("SHEPHERD_BMDB_DIALECT", self.fleet.database.dialect().as_str())
             .stdin(Stdio::null())
             .output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -89,7 +89,7 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
     .with_context(|| node.report())?;
 
     let (name, url) = (machine.to_string(), database.url().to_owned());
-    let dialect = database.mode().dialect().as_str();
+    let dialect = database.dialect().as_str();
     let ask = async |arguments: &[&str]| -> Result<Value> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_shepherdctl"));
         command.args(["--direct", "--bmdb_dialect", dialect, "-o", "json", "logs", &name]).args(arguments);
