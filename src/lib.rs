@@ -51,7 +51,7 @@ pub mod model;
 pub mod proto;
 #[cfg(feature = "shepherd")]
 pub mod providers;
-#[cfg(feature = "roleserver")]
+#[cfg(feature = "reconciler")]
 pub mod reconciler;
 #[cfg(feature = "roleserver")]
 pub mod roleserver;

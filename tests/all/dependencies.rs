@@ -24,9 +24,14 @@ fn the_role_server_links_no_sql_no_http_server_and_no_ssh() -> TestResult {
 }
 
 #[test]
-fn only_what_is_on_a_node_speaks_to_kubernetes() -> TestResult {
-    let node = packages(&["--no-default-features", "--features", "roleserver", "--edges", "normal"])?;
+fn only_a_role_server_with_the_reconciler_speaks_to_kubernetes() -> TestResult {
+    let node =
+        packages(&["--no-default-features", "--features", "roleserver,reconciler", "--edges", "normal"])?;
     assert_eq!(among(&node, KUBERNETES), KUBERNETES);
+    assert_eq!(among(&node, NOT_ON_A_MACHINE), Vec::<&str>::new());
+    let demo =
+        packages(&["--no-default-features", "--features", "shepherd,roleserver", "--edges", "normal"])?;
+    assert_eq!(among(&demo, KUBERNETES), Vec::<&str>::new());
     let operators = packages(&["--no-default-features", "--features", "shepherdctl", "--edges", "normal"])?;
     assert_eq!(among(&operators, KUBERNETES), Vec::<&str>::new());
     Ok(())

@@ -35,6 +35,9 @@ pub const LARGEST: u64 = 4 << 30;
 /// Most bytes of an add-on's manifest, which is kept in etcd for the cluster.
 pub const LARGEST_ADD_ON: u64 = 1 << 20;
 
+/// The kubelet's name, among programs and among the components that a node reports.
+pub const KUBELET: &str = "kubelet";
+
 /// A program of a bundle, or the plugins for networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Component {
@@ -64,7 +67,7 @@ const COMPONENTS: [(Component, &str, &str); 10] = [
     (Component::KubeApiserver, "kube-apiserver", "bin/kube-apiserver"),
     (Component::KubeControllerManager, "kube-controller-manager", "bin/kube-controller-manager"),
     (Component::KubeScheduler, "kube-scheduler", "bin/kube-scheduler"),
-    (Component::Kubelet, "kubelet", "bin/kubelet"),
+    (Component::Kubelet, KUBELET, "bin/kubelet"),
     (Component::KubeProxy, "kube-proxy", "bin/kube-proxy"),
     (Component::Containerd, "containerd", "bin/containerd"),
     // containerd looks for it by this name.

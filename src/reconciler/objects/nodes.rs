@@ -25,12 +25,11 @@ use serde_json::{Map, Value, json};
 use crate::etcd::client::Record;
 use crate::etcd::key_space::NODES;
 use crate::etcd::record;
+use crate::model::kubernetes::bundle::KUBELET;
 use crate::proto::curator::v1 as wire;
 use crate::reconciler::objects::kind::{Key, is_ending, label, resource_version};
 use crate::reconciler::objects::plan::Precondition;
 
-/// What the kubelet is called among the components of which a node says how they do.
-pub const KUBELET: &str = "kubelet";
 /// The label of those that run pods.
 pub const WORKER: &str = "node-role.kubernetes.io/worker";
 /// The label of those that run the control plane of Kubernetes.

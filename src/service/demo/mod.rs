@@ -34,6 +34,7 @@ mod healing;
 mod machines;
 mod progress;
 mod rest;
+mod shepherdctl;
 mod watch;
 
 /// How the demo is run.
@@ -54,8 +55,8 @@ pub struct DemoFlags {
     /// what the rest waits for.
     #[arg(long)]
     pub until_ready: bool,
-    /// When every machine must be Ready, with --until_ready.
-    #[arg(long, value_name = "SPAN", default_value = "5m")]
+    /// When every machine must be Ready, with --until_ready. It counts from when the fleet has started.
+    #[arg(long, value_name = "SPAN", default_value = "15m")]
     pub deadline: Span,
     /// Keep machines and database in DIR and go on with them next time. [default: new ones each time]
     #[arg(long, value_name = "DIR")]
@@ -63,6 +64,10 @@ pub struct DemoFlags {
     /// Begin with new machines, whatever --dir holds.
     #[arg(long)]
     pub fresh: bool,
+    /// Program that puts shepherdctl beside this one. It is run when the fleet has started, and awaited before the
+    /// commands of shepherdctl are printed.
+    #[arg(long, value_name = "PROGRAM", hide = true)]
+    pub build_shepherdctl: Option<PathBuf>,
 }
 
 /// Runs the demo.

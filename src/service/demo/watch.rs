@@ -11,6 +11,7 @@ use crate::model::phase::Phase;
 use crate::model::shell_words::word;
 use crate::service::demo::healing::Healing;
 use crate::service::demo::progress::Progress;
+use crate::service::demo::shepherdctl::Building;
 use crate::service::demo::{DemoFlags, rest, say};
 use crate::service::failure::Failure;
 use crate::service::run::{OpenDatabase, database_failure};
@@ -42,6 +43,7 @@ pub(super) async fn watch(
     database: &OpenDatabase,
 ) -> Result<(), Failure> {
     let began = Instant::now();
+    let mut building = Building::start(demo.build_shepherdctl.as_deref().filter(|_| !demo.until_ready));
     let mut fleet = i64::from(demo.machines);
     let mut progress = Progress::new();
     loop {
@@ -65,6 +67,12 @@ pub(super) async fn watch(
     }
     if demo.until_ready {
         return Ok(());
+    }
+    if building.is_under_way() {
+        say("\nshepherdctl, which you can try next, is still being built …")?;
+    }
+    if let Some(failure) = building.failure().await {
+        say(&format!("shepherdctl could not be built, so that its commands below do not work: {failure}"))?;
     }
     say(&printed.commands(demo.machines))?;
     let mut summary = Summary(Healing::default());

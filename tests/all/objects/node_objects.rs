@@ -7,8 +7,9 @@ use shepherd::etcd::client::Client;
 use shepherd::etcd::key_space::NODES;
 use shepherd::etcd::namespace::Keys;
 use shepherd::etcd::record;
+use shepherd::model::kubernetes::bundle::KUBELET;
 use shepherd::proto::curator::v1 as wire;
-use shepherd::reconciler::objects::nodes::{CONTROL_PLANE, KUBELET, WORKER};
+use shepherd::reconciler::objects::nodes::{CONTROL_PLANE, WORKER};
 
 use super::kit::{EVERYTHING, Kept, Server, everything, named, node, nodes};
 use crate::harness::aloud::TestResult;

@@ -5,7 +5,7 @@
 
 use serde_json::json;
 
-use crate::model::kubernetes::bundle::{Component, Duty};
+use crate::model::kubernetes::bundle::{Component, Duty, KUBELET};
 use crate::model::kubernetes::ranges::Ranges;
 use crate::model::kubernetes::version::Version;
 use crate::roleserver::cluster::kubernetes::components::{Around, KUBECONFIG, check_here, containerd, id};
@@ -15,7 +15,7 @@ use crate::roleserver::cluster::services::placing::Placed;
 use crate::roleserver::cluster::services::wanted::{Check, Rendered};
 
 /// Its name.
-pub const NAME: &str = crate::reconciler::objects::nodes::KUBELET;
+pub const NAME: &str = KUBELET;
 const CONFIG: &str = "config.json";
 /// The add-on by which pods find each other's names.
 const DNS: &str = "dns";

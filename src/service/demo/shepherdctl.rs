@@ -1,0 +1,118 @@
+//! `shepherdctl` beside the demo's program. Where the demo is run from source, it is built when the fleet has started, so
+//! that nobody waits for it who came to see the fleet.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::AsyncReadExt as _;
+use tokio::process::{Child, Command};
+
+/// A program that builds `shepherdctl`. It ends with this, and so does all that it started.
+#[derive(Debug)]
+pub(super) struct Building {
+    child: Option<Result<Child, String>>,
+}
+
+impl Building {
+    /// Starts the program, if there is one.
+    pub(super) fn start(program: Option<&Path>) -> Self {
+        let child = program.map(|program| {
+            let mut command = Command::new(program);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+            command.spawn().map_err(|error| format!("{} does not start: {error}", program.display()))
+        });
+        Self { child }
+    }
+
+    /// Whether there is something to wait for.
+    pub(super) fn is_under_way(&mut self) -> bool {
+        let Some(Ok(child)) = &mut self.child else { return false };
+        !matches!(child.try_wait(), Ok(Some(_)))
+    }
+
+    /// Waits for its end, and returns why it failed, if it did.
+    pub(super) async fn failure(&mut self) -> Option<String> {
+        let child = match self.child.as_mut()? {
+            Ok(child) => child,
+            Err(failure) => return Some(failure.clone()),
+        };
+        let mut text = String::new();
+        if let Some(stderr) = child.stderr.as_mut() {
+            // What was read until an error is better than nothing.
+            let _ = stderr.read_to_string(&mut text).await;
+        }
+        let ended = child.wait().await;
+        match ended {
+            Ok(status) if status.success() => None,
+            Ok(status) => Some(format!("{status}: {}", text.trim())),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        if let Some(Ok(child)) = &self.child
+            && let Some(group) = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?))
+        {
+            // Ended already is as good.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn script(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("build");
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        (directory, path)
+    }
+
+    #[tokio::test]
+    async fn end_of_the_build_is_awaited_and_its_failure_told() {
+        assert_eq!(Building::start(None).failure().await, None);
+        let (_directory, good) = script("exit 0");
+        assert_eq!(Building::start(Some(&good)).failure().await, None);
+        let (_directory, bad) = script("echo 'error: no space' >&2; exit 3");
+        assert_eq!(Building::start(Some(&bad)).failure().await.unwrap(), "exit status: 3: error: no space");
+        let failure = Building::start(Some(Path::new("/nowhere/build"))).failure().await.unwrap();
+        assert!(failure.starts_with("/nowhere/build does not start: "), "{failure}");
+    }
+
+    #[tokio::test]
+    async fn build_and_what_it_started_end_with_the_demo() {
+        let (directory, slow) = script("sleep 1000 & echo $! >\"$(dirname \"$0\")/started\"; wait");
+        let mut building = Building::start(Some(&slow));
+        let started = directory.path().join("started");
+        let child = eventually(|| std::fs::read_to_string(&started).ok()?.trim().parse::<i32>().ok()).await;
+        assert!(building.is_under_way());
+        drop(building);
+        // Its new parent may be slow to take note of its end.
+        let stat = format!("/proc/{child}/stat");
+        eventually(|| {
+            let runs = std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+            (!runs).then_some(())
+        })
+        .await;
+    }
+
+    async fn eventually<T>(look: impl Fn() -> Option<T>) -> T {
+        let looking = async {
+            loop {
+                match look() {
+                    Some(found) => break found,
+                    None => tokio::time::sleep(std::time::Duration::from_millis(2)).await,
+                }
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_mins(1), looking).await.expect("it happens")
+    }
+}

@@ -1,0 +1,31 @@
+# shellcheck shell=bash
+# Building with a count of what is done, for scripts that run in the root of the checkout.
+
+# build_counted WHAT CARGO-ARGUMENT…: runs `cargo build` and prints how many packages of how many are built: on a
+# terminal in one line that changes, elsewhere a line now and then. Compiler errors are printed as they are.
+build_counted() {
+    local what=$1 total began=$SECONDS step=1
+    shift
+    local -a selection=()
+    # Of the arguments, those that choose packages.
+    while IFS= read -r argument; do selection+=("$argument"); done < <(
+        printf '%s\n' "$@" | awk '/^(--no-default-features|--all-features)$/ { print } /^--features$/ { print; getline; print }'
+    )
+    total=$(cargo tree --locked --edges normal,build --prefix none --format '{p}' "${selection[@]}" | sed 's/ (\*)$//' | sort -u | wc -l)
+    [[ -t 1 ]] || step=40
+    cargo build --locked --quiet --message-format json-render-diagnostics "$@" </dev/null |
+        awk -v what="$what" -v total="$total" -v step="$step" -v terminal="$([[ -t 1 ]] && echo 1 || echo 0)" '
+            match($0, /"reason":"compiler-artifact","package_id":"[^"]*"/) {
+                id = substr($0, RSTART + 46, RLENGTH - 47)
+                if (seen[id]++) next
+                done++
+                name = id
+                sub(/^.*[\/#]/, "", name)
+                if (terminal) printf "\r\033[K  %s: %d of %d packages, last %s", what, done, total, name
+                else if (done % step == 0) printf "  %s: %d of %d packages\n", what, done, total
+                fflush()
+            }
+            END { if (terminal) printf "\r\033[K" }
+        '
+    echo "  $what: built in $((SECONDS - began)) s"
+}
