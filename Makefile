@@ -1,7 +1,7 @@
 # The front door. Each target is a few lines; what needs thought is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fmt fire faults fuzz bench bench-compare roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-hardware-report
+.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-hardware-report
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -9,8 +9,14 @@ help: ## show this list
 demo: ## watch a simulated fleet become healthy (ARGS='--machines 50 --faults mild --until-ready')
 	@tools/demo $(ARGS)
 
-test: ## run every test; SHEPHERD_TEST_MODE=skip-locked|waiting|serializable for one database mode only
+test: ## run every test, and those that can differ in both database dialects (SHEPHERD_TEST_DIALECT=cockroachdb for all in one)
 	@tools/test
+
+check: ## before each commit: format, lints, unit tests of the modules that changed (SINCE=HEAD)
+	@tools/check $(SINCE)
+
+test-all: ## run every test in both database dialects
+	@tools/test --all
 
 fuzz: ## odd bytes for every decoder that faces outside (FUZZ_SECONDS=60 each, FUZZ_DECODER=name for one)
 	@tools/fuzz
@@ -27,7 +33,10 @@ bench: ## measure the engine on a private PostgreSQL and write BENCHMARKS.md (AR
 bench-compare: ## measure graphile-worker and pg-boss beside it, which npm installs (ARGS='--quick')
 	@tools/bench --compare $(ARGS)
 
-roleserver: ## build the static program for machines
+programs: ## build shepherd and shepherdctl to install, with their debug files, into target/programs
+	@tools/programs
+
+roleserver: ## build the static program for machines, below 20 MB
 	@tools/roleserver
 
 kube-apiserver: ## build a real kube-apiserver of Debian's source package into target/kubernetes/bin, once (minutes)
@@ -42,7 +51,7 @@ kube-bundle: ## everything that a node runs of Kubernetes, in one file named by 
 sqlx-data: ## record what the database says about every statement into .sqlx
 	@tools/sqlx-data
 
-readme: ## follow the README to the letter on a fresh clone (ARGS='--mode skip-locked --only "make demo"')
+readme: ## follow the README to the letter on a fresh clone (ARGS='--dialect postgres --only "make demo"')
 	@tools/readme-check $(ARGS)
 
 fire: ## throw at it what its first years will, in the long form

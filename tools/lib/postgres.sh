@@ -65,6 +65,35 @@ postgres_start() {
         start </dev/null >/dev/null
 }
 
+# Starts the server of a directory, which ends with this script, however that ends, and takes the directory with it:
+#
+#     postgres_hold DIRECTORY SETTING=VALUE…
+#
+# A child that is to outlive the script without the server closes the descriptor in the variable postgres_hold.
+postgres_hold() {
+    local bin directory=$1 setting end=$((SECONDS + 120))
+    local -a settings=()
+    bin=$(postgres_bin)
+    for setting in fsync=off "${@:2}"; do
+        settings+=(-c "$setting")
+    done
+    # shellcheck disable=SC2034 # those who source this close it
+    exec {postgres_hold}> >(
+        # In a session of its own, because Ctrl-C reaches a whole group and the server must be the last to stop.
+        as_server_user setsid sh -c "$(cat src/bmdb/private_postgres_guardian.sh)" guardian QUIT "$directory" \
+            "$bin/postgres" -D "$directory/data" -k "$directory" -c listen_addresses= -c unix_socket_permissions=0700 \
+            -c port=5432 -c jit=off -c timezone=UTC "${settings[@]}" >"$directory/server.log" 2>&1
+    )
+    until psql -X -q -c 'SELECT 1' "$(postgres_url "$directory" postgres)" >/dev/null 2>&1; do
+        if [[ $SECONDS -ge $end ]]; then
+            cat "$directory/server.log" >&2
+            echo "the PostgreSQL server in $directory does not accept connections" >&2
+            return 1
+        fi
+        sleep 0.05
+    done
+}
+
 # Stops the server of a directory and removes it.
 postgres_remove() {
     local bin directory=$1
