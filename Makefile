@@ -39,11 +39,11 @@ programs: ## build shepherd and shepherdctl to install, with their debug files, 
 roleserver: ## build the static program for machines, below 20 MB
 	@tools/roleserver
 
-kube-apiserver: ## build a real kube-apiserver of Debian's source package into target/kubernetes/bin, once (minutes)
+kube-apiserver: ## build the kube-apiserver and etcd that tests use, once, into the user's cache folder (minutes, needs Go 1.26)
 	@tools/kubernetes
 
-kube-programs: ## and all other programs of Kubernetes beside it
-	@tools/kubernetes all
+kube-programs: ## build all Kubernetes 1.20.2 programs of a bundle from Debian's source package (minutes)
+	@tools/debian-kubernetes all
 
 kube-bundle: ## everything that a node runs of Kubernetes, in one file named by its digest (ARGS='--controllers-only')
 	@tools/kube-bundle $(ARGS)
