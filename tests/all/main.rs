@@ -45,6 +45,7 @@ mod hanging_provider;
 mod harness;
 mod heartbeats;
 mod issues;
+mod kubernetes_build;
 mod leaving;
 mod logs;
 mod loops;

@@ -7,6 +7,7 @@ pub(crate) mod dialect;
 pub(crate) mod etcd_servers;
 pub(crate) mod fleet;
 pub(crate) mod kube_bundle;
+pub(crate) mod kubernetes;
 pub(crate) mod line;
 pub(crate) mod memory;
 pub(crate) mod ordering;

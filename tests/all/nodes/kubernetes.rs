@@ -4,7 +4,6 @@
 //! A stand-in serves what it is looked at by, on the port that it is told, and writes down with what it was started.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -28,6 +27,7 @@ use super::node::{Node, Owner, patiently};
 use super::services::{founded, instance};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
+use crate::harness::kubernetes::{Wanted, folder};
 
 const MINUTE: Duration = Duration::from_mins(1);
 pub(super) const API_SERVER: &str = "kubernetes-controller_kube-apiserver";
@@ -324,23 +324,9 @@ async fn bundle_that_does_not_run_is_taken_back_and_another_one_is_run() -> Test
     Ok(())
 }
 
-/// Where real programs are: those of the convention, or those that `make kube-programs` builds.
-fn real() -> Option<PathBuf> {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/kubernetes/bin");
-    let given = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
-    given
-        .into_iter()
-        .chain([built])
-        .find(|directory| PROGRAMS.iter().all(|name| directory.join(name).is_file()))
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn real_controllers_make_their_objects_and_begin() -> TestResult {
-    let Some(directory) = real() else {
-        assert!(std::env::var_os("REQUIRE_KUBERNETES").is_none(), "there are no programs of Kubernetes");
-        crate::harness::aloud::aloud(crate::objects::real::SKIPPED);
-        return Ok(());
-    };
+    let Some(directory) = folder(Wanted::Controllers)? else { return Ok(()) };
     let version = std::process::Command::new(directory.join("kube-apiserver")).arg("--version").output()?;
     let version = String::from_utf8(version.stdout)?;
     let version =

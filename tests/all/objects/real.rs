@@ -1,14 +1,12 @@
 //! A real API server of Kubernetes, with an etcd of its own.
 //!
-//! It is taken from the directory that `KUBEBUILDER_ASSETS` names, which is how others who test against Kubernetes find
-//! theirs, or from `target/kubernetes/bin`, where `make kube-apiserver` puts one. Where there is none a test says so in a
-//! line that `tools/test` counts; with `REQUIRE_KUBERNETES=1` it fails.
+//! [`crate::harness::kubernetes`] finds its program. A test that has none is skipped.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     PKCS_ECDSA_P256_SHA256,
@@ -16,14 +14,11 @@ use rcgen::{
 use shepherd::reconciler::objects::kubernetes::{AskError, Connection, Identity, Kubernetes};
 
 use super::kit::{cluster_roles, kind, named};
-use crate::harness::aloud::aloud;
 use crate::harness::child::{Program, guarded};
 use crate::harness::etcd_servers::{Cluster, PATIENCE};
-use crate::harness::{port, source};
+use crate::harness::kubernetes::{Wanted, folder};
+use crate::harness::port;
 
-/// What a test says that needs one and has none. `tools/test` counts these lines.
-pub(crate) const SKIPPED: &str =
-    "skipped, for want of a kube-apiserver: make kube-apiserver, or set KUBEBUILDER_ASSETS";
 const NAME: &str = "kube-apiserver";
 
 pub(crate) struct Real {
@@ -47,23 +42,6 @@ pub(crate) struct Files {
     pub(crate) server: (String, String),
     /// What the reconciler shows it.
     pub(crate) client: (String, String),
-}
-
-/// Where the programs are; `None` where they are not, and need not be.
-fn assets() -> Result<Option<PathBuf>> {
-    let required = std::env::var("REQUIRE_KUBERNETES").is_ok_and(|value| value == "1");
-    if let Some(named) = std::env::var_os("KUBEBUILDER_ASSETS") {
-        let named = PathBuf::from(named);
-        ensure!(named.join(NAME).is_file(), "KUBEBUILDER_ASSETS is {}, which has no {NAME}", named.display());
-        return Ok(Some(named));
-    }
-    let made = source::root().join("target/kubernetes/bin");
-    if made.join(NAME).is_file() {
-        return Ok(Some(made));
-    }
-    ensure!(!required, "REQUIRE_KUBERNETES is 1, and there is no {NAME}: make kube-apiserver");
-    aloud(SKIPPED);
-    Ok(None)
 }
 
 fn key() -> Result<KeyPair> {
@@ -117,7 +95,7 @@ impl Real {
 
     /// Starts one with these, if it is there to be started.
     pub(crate) async fn start_with(files: Files) -> Result<Option<Self>> {
-        let Some(assets) = assets()? else { return Ok(None) };
+        let Some(assets) = folder(Wanted::ApiServer)? else { return Ok(None) };
         let mut real = Self {
             program: None,
             etcd: Cluster::start(1).await?,
