@@ -65,14 +65,18 @@ use crate::supervisor::context::Runnable;
 
 #[cfg(feature = "reconciler")]
 pub mod assembly;
+#[cfg(feature = "reconciler")]
 pub mod balancer;
 pub mod bundles;
+#[cfg(feature = "reconciler")]
 pub mod certificates;
 pub mod components;
 #[cfg(feature = "reconciler")]
 pub mod controller;
+#[cfg(feature = "reconciler")]
 pub mod follow;
 pub mod groups;
+#[cfg(feature = "reconciler")]
 pub mod held;
 pub mod leftovers;
 pub mod material;
@@ -81,6 +85,7 @@ pub mod own_node;
 pub mod ports;
 #[cfg(any(test, not(feature = "reconciler")))]
 mod refusal;
+#[cfg(feature = "reconciler")]
 pub mod runs;
 pub mod setup;
 #[cfg(feature = "reconciler")]
