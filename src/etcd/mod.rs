@@ -36,3 +36,4 @@ pub mod record;
 pub mod snapshot;
 mod transport;
 pub mod value;
+mod watch_cache;

@@ -1,6 +1,7 @@
 //! A copy of everything that etcd keeps, in a file.
 //!
-//! etcd sends its database file and after that the SHA-256 of it, and `etcdctl snapshot restore` takes exactly this.
+//! etcd sends its database file and after that the SHA-256 of it, and `etcdctl snapshot restore` takes exactly this
+//! (`etcdutl snapshot restore` from etcd 3.6 on).
 //! The file gets its name only when all of it is on the disk and the digest is right: whoever sees the name has a
 //! snapshot. The rest of one that was cut off by a crash has the name with `.partial` behind it, and is overwritten by
 //! the next.
@@ -21,8 +22,8 @@ use crate::proto::etcdserverpb as wire;
 
 /// How long etcd may take from one piece to the next.
 const NEXT_PIECE: Duration = Duration::from_secs(30);
-/// Every database file is made of sectors of this size, so that what is more must be the digest (etcdctl tells by
-/// the same whether there is one).
+/// Every database file is made of sectors of this size, so that what is more must be the digest (etcd's own tools tell
+/// by the same whether there is one).
 const SECTOR: u64 = 512;
 
 /// A snapshot whose digest is right.

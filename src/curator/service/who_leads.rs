@@ -4,6 +4,7 @@
 //! changes. It ends the stream rather than say what it does not know.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use tokio::sync::watch;
@@ -19,6 +20,10 @@ use crate::etcd::namespace::Keys;
 use crate::etcd::value::{Event, Follower};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::leader_server;
+
+/// How often the record of the leader is listed for each node that follows the leader, on top of its watch. Rarely: there
+/// are as many of these followers as nodes. A node that misses a new address finds the old one dead, and asks again.
+const LISTING: Duration = Duration::from_mins(1);
 
 /// Answers who leads.
 #[derive(Clone, Debug)]
@@ -104,7 +109,7 @@ fn places(
     node: NodeId,
 ) -> Result<impl futures::Stream<Item = Option<(String, Option<u16>)>> + Send + use<>, Status> {
     let key = Node::etcd_key(&node).map_err(|error| Status::internal(error.to_string()))?;
-    let follower = Follower::new(client, Keys::One(key), Node::decode);
+    let follower = Follower::with_listing_interval(client, Keys::One(key), LISTING, Node::decode);
     Ok(futures::stream::unfold((follower, None, false), |(mut follower, mut last, mut told)| async move {
         loop {
             let place = match follower.next().await {

@@ -11,6 +11,7 @@ use shepherd::etcd::namespace::{Keys, Namespace};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::child::{Program, guarded};
+use crate::harness::etcd_program::etcd_program;
 use crate::harness::etcd_servers::{Cluster, until};
 use crate::harness::port::reserved;
 
@@ -154,7 +155,7 @@ async fn over_tls_etcd_knows_us_and_we_know_etcd() -> TestResult {
         Ok(path)
     };
     let address = reserved()?;
-    let mut command = guarded("etcd");
+    let mut command = guarded(etcd_program()?);
     command.current_dir(directory.path()).args([
         "--data-dir",
         "data",

@@ -3,6 +3,9 @@
 mod client;
 mod election;
 mod guard;
+mod lossy_etcd;
+mod lost_events;
 mod members;
 mod snapshot;
 mod value;
+mod version;
