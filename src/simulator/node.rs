@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::ids::MachineId;
 use crate::roleserver::cluster::asked::Asked;
-use crate::roleserver::cluster::etcd;
+use crate::roleserver::cluster::etcd_program;
 use crate::roleserver::cluster::facts::Facts;
 use crate::roleserver::cluster::files::Files;
 use crate::roleserver::cluster::kubernetes::ports::Ports;
@@ -88,7 +88,7 @@ impl NodeOfMachine {
         let settings = Settings {
             state_directory: self.disk,
             launcher: self.roleserver,
-            etcd: etcd::program(),
+            etcd: etcd_program::program(),
             boot_id,
             clock: crate::curator::clock::Clock::host(),
             // What runs beside it ends with it, as with the power of a machine.

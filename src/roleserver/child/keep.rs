@@ -114,12 +114,21 @@ impl Places {
     }
 }
 
-/// Keeps a program running. `told` hears which process it is, each time that it is another one or adopted.
-pub fn keep(spec: Spec, places: Arc<Places>, told: impl Fn(&Record) + Send + Sync + 'static) -> Runnable {
+/// Keeps a program running. In each life `decide_spec` decides what is to run, which may take time. `told` hears which
+/// process it is, each time that it is another one or adopted.
+pub fn keep<F>(
+    decide_spec: impl Fn() -> F + Send + Sync + 'static,
+    places: Arc<Places>,
+    told: impl Fn(&Record) + Send + Sync + 'static,
+) -> Runnable
+where
+    F: Future<Output = Result<Spec, Stop>> + Send + 'static,
+{
     let told = Arc::new(told);
     Runnable::new(move |starting: Starting| {
-        let (spec, places, told) = (spec.clone(), places.clone(), told.clone());
+        let (deciding, places, told) = (decide_spec(), places.clone(), told.clone());
         async move {
+            let spec = starting.scope().until_cancelled(deciding).await??;
             let (record, handle) = blocking({
                 let (spec, places) = (spec.clone(), places.clone());
                 move || find_or_start(&spec, &places)

@@ -11,6 +11,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::curator::bootstrap::{bootstrap, renew_beside_etcd};
@@ -25,8 +26,10 @@ use crate::etcd::client::Client;
 use crate::etcd::namespace::Namespace;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::nodes_client::NodesClient;
-use crate::roleserver::child::keep::{Places, keep};
+use crate::roleserver::child::keep::{Places, find, keep};
+use crate::roleserver::child::spec::Spec;
 use crate::roleserver::cluster::etcd::{self, Begun};
+use crate::roleserver::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
 use crate::roleserver::cluster::facts::{Connection, ControlPlane, Facts, ToFound};
 use crate::roleserver::cluster::files::{Credentials, Files, Membership};
 use crate::roleserver::cluster::startup::{
@@ -177,7 +180,8 @@ async fn run_founding(
             founding.authority.issue_peer(&founding.node_key, membership.address, serial, validity)?;
         etcd::write_proofs(&host.files, &key, &issued.certificate, &anchor.certificate)?;
     }
-    let client = start_etcd(starting, scope, host, own, &anchor.cluster.to_string(), &membership).await?;
+    let cluster = anchor.cluster.to_string();
+    let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
     let founded = scope.until_cancelled(bootstrap(&client, founding, host.clock.now())).await??;
     let member = scope.until_cancelled(client.status()).await??.member;
     // In this order: a node that has a certificate has its roles, or it would wait for a curator to tell them that is
@@ -238,7 +242,7 @@ async fn run_member(
         etcd::write_proofs(&host.files, &key, &certificate, &connection.anchor.certificate)?;
     }
     let cluster = connection.anchor.cluster.to_string();
-    let client = start_etcd(starting, scope, host, own, &cluster, &membership).await?;
+    let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
     renew(scope, host, connection, &client).await?;
     serve(starting, scope, host, facts, connection, client, membership.address).await?;
     Ok(role.member)
@@ -249,18 +253,17 @@ async fn start_etcd(
     starting: &Starting,
     scope: &Scope,
     host: &Host,
+    facts: &Facts,
     own: crate::curator::node_id::NodeId,
     cluster: &str,
     membership: &Membership,
 ) -> Result<Client, Stop> {
-    if !host.etcd.is_file() {
-        return Err(Stop::because(format!(
-            "there is no program {}: install etcd, 3.4.16 or later, where the role server finds it",
-            host.etcd.display()
-        )));
-    }
-    let spec = etcd::spec(&host.etcd, own, cluster, &host.files, membership);
-    starting.start(etcd::NAME, keep(spec, host.places.clone(), |_| {}))?;
+    let spec_for = {
+        let (program, files) = (host.etcd.clone(), host.files.clone());
+        let (cluster, membership) = (cluster.to_owned(), membership.clone());
+        move |flags| etcd::spec(&program, flags, own, &cluster, &files, &membership)
+    };
+    starting.start(etcd::NAME, keep_etcd(host, facts, spec_for))?;
     let client = Client::new(vec![etcd::endpoint(&host.files)], Namespace::new(NAMESPACE)?);
     let answering = async {
         let mut complained = false;
@@ -285,6 +288,36 @@ async fn start_etcd(
     };
     scope.until_cancelled(answering).await?;
     Ok(client)
+}
+
+/// Keeps etcd running by the flags that its program knows. While the program cannot be asked, the reason is reported.
+fn keep_etcd(
+    host: &Host,
+    facts: &Facts,
+    spec_for: impl Fn(Flags) -> Spec + Clone + Send + Sync + 'static,
+) -> Runnable {
+    let (program, places, trouble) = (host.etcd.clone(), host.places.clone(), facts.trouble.clone());
+    let reported = Arc::new(AtomicBool::new(false));
+    let decide_spec = move || {
+        let (program, places, trouble) = (program.clone(), places.clone(), trouble.clone());
+        let (spec_for, reported) = (spec_for.clone(), reported.clone());
+        async move {
+            let running = tokio::task::spawn_blocking(move || find(etcd::NAME, &places)).await??;
+            let digest = |flags| spec_for(flags).digest();
+            let running = running.and_then(|(record, _)| running_flags(&record.spec_sha256, digest));
+            let flags = match running {
+                Some(flags) => Ok(flags),
+                None => ask_flags(&program, VERSION_DEADLINE).await,
+            };
+            // Another reason than ours stays.
+            if flags.is_err() || reported.load(Ordering::Relaxed) {
+                trouble.set(flags.as_ref().err().map(ToString::to_string));
+                reported.store(flags.is_err(), Ordering::Relaxed);
+            }
+            Ok(spec_for(flags?))
+        }
+    };
+    keep(decide_spec, host.places.clone(), |_| {})
 }
 
 /// Gives this node another certificate where its own is over: nobody else may be there to do so.

@@ -5,7 +5,8 @@
 //! else. etcd reads those files anew for each connection: a certificate that is replaced needs no restart.
 //!
 //! What it is started with stays the same for as long as a membership lasts, or it would have to be started again
-//! whenever another member comes or goes.
+//! whenever another member comes or goes. Only the name of a flag depends on the version of the program besides, see
+//! [`etcd_program`](super::etcd_program).
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -22,6 +23,7 @@ use crate::curator::node_id::NodeId;
 use crate::curator::pki::ETCD_PEER;
 use crate::etcd::client::Endpoint;
 use crate::roleserver::child::spec::{Limits, Spec};
+use crate::roleserver::cluster::etcd_program::Flags;
 use crate::roleserver::cluster::files::{Files, FilesError, Membership};
 
 /// The name of the program among those that run beside the role server.
@@ -72,9 +74,16 @@ pub fn token(cluster: &str, epoch: u64) -> String {
     }
 }
 
-/// etcd as this membership wants it.
+/// etcd as this membership wants it, by the flags that its program knows.
 #[must_use]
-pub fn spec(program: &Path, own: NodeId, cluster: &str, files: &Files, membership: &Membership) -> Spec {
+pub fn spec(
+    program: &Path,
+    flags: Flags,
+    own: NodeId,
+    cluster: &str,
+    files: &Files,
+    membership: &Membership,
+) -> Spec {
     let url = peer_url(membership.address);
     let client = format!("unix://{CLIENT_SOCKET}");
     let state = if membership.new_cluster { "new" } else { "existing" };
@@ -100,9 +109,8 @@ pub fn spec(program: &Path, own: NodeId, cluster: &str, files: &Files, membershi
     ];
     let mut arguments: Vec<String> = arguments.into_iter().flatten().map(str::to_owned).collect();
     arguments.push("--peer-client-cert-auth".to_owned());
-    // A host with several addresses may call from any of them; who calls is what the name in the certificate says. etcd
-    // 3.4.16 and later.
-    arguments.push("--experimental-peer-skip-client-san-verification".to_owned());
+    // A host with several addresses may call from any of them; who calls is what the name in the certificate says.
+    arguments.push(flags.skip_client_san_verification().to_owned());
     Spec {
         name: NAME.to_owned(),
         program: program.to_owned(),
@@ -116,15 +124,6 @@ pub fn spec(program: &Path, own: NodeId, cluster: &str, files: &Files, membershi
         spared: None,
         stop_time: Duration::from_secs(20),
     }
-}
-
-/// The program etcd of this host: the first of that name where programs are looked for.
-#[must_use]
-pub fn program() -> PathBuf {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|directory| directory.join("etcd"));
-    let mut found = found.filter(|file| file.is_absolute() && file.is_file());
-    found.next().unwrap_or_else(|| PathBuf::from("/usr/bin/etcd"))
 }
 
 /// Whether etcd has begun in a data directory, and as which member.
@@ -265,7 +264,9 @@ mod tests {
         files.write_membership(&begun).unwrap();
         let kept = files.membership().unwrap().unwrap();
         let program = Path::new("/usr/bin/etcd");
-        let digest = |membership: &Membership| spec(program, node_id(1), "c", &files, membership).digest();
+        let spec =
+            |membership: &Membership| spec(program, Flags::Experimental, node_id(1), "c", &files, membership);
+        let digest = |membership: &Membership| spec(membership).digest();
         assert_eq!(digest(&begun), digest(&kept));
         let first = first_membership(node_id(1), address, 0);
         let learnt = Membership { member: Some(7), ..first.clone() };
@@ -274,7 +275,52 @@ mod tests {
         let later = first_membership(node_id(1), address, 1);
         assert_ne!(digest(&first), digest(&later), "its members would be those of the cluster before");
         assert_eq!((token("c", 0), token("c", 2)), ("c".to_owned(), "c-2".to_owned()));
-        spec(program, node_id(1), "c", &files, &first).check().unwrap();
+        spec(&first).check().unwrap();
+    }
+
+    /// A golden command line. Whatever changes it makes role servers restart every etcd when they are updated.
+    #[test]
+    fn command_line_is_what_etcd_was_started_with_by_earlier_releases() {
+        let membership = Membership {
+            member: Some(0xabc),
+            data: "member-abc".to_owned(),
+            address: "10.0.0.1".parse().unwrap(),
+            initial_cluster: "a=https://10.0.0.1:7834".to_owned(),
+            new_cluster: false,
+            epoch: 0,
+        };
+        let files = Files::of(Path::new("/var/lib/roleserver"));
+        let spec_for = |flags| spec(Path::new("/usr/bin/etcd"), flags, node_id(1), "c", &files, &membership);
+        let common = format!(
+            "--name {} --data-dir member-abc --listen-client-urls unix://client:1 --advertise-client-urls unix://client:1 \
+             --listen-peer-urls https://10.0.0.1:7834 --initial-advertise-peer-urls https://10.0.0.1:7834 \
+             --initial-cluster a=https://10.0.0.1:7834 --initial-cluster-state existing --initial-cluster-token c \
+             --peer-cert-file peer.crt --peer-key-file peer.key --peer-trusted-ca-file ca.crt --peer-cert-allowed-cn",
+            node_id(1)
+        );
+        let common: Vec<&str> = common.split(' ').chain(["etcd peer"]).collect();
+        let rest = [
+            "--auto-compaction-mode",
+            "periodic",
+            "--auto-compaction-retention",
+            "1h",
+            "--logger",
+            "zap",
+            "--log-outputs",
+            "stderr",
+            "--peer-client-cert-auth",
+        ];
+        for (flags, last) in [
+            (Flags::Experimental, "--experimental-peer-skip-client-san-verification"),
+            (Flags::Stable, "--peer-skip-client-san-verification"),
+        ] {
+            let expected = [&common[..], &rest[..], &[last]].concat();
+            assert_eq!(spec_for(flags).arguments, expected, "{flags:?}");
+        }
+        assert_eq!(
+            spec_for(Flags::Experimental).digest(),
+            "5294b01b25649ad84bc9e793104fa2c265edf942b05d9629af24dab72e1ad9a4"
+        );
     }
 
     #[test]

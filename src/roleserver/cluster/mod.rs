@@ -11,7 +11,7 @@
 //! * [`facts`][]: the values that the parts below tell each other.
 //! * [`enrolment`][]: becoming a node, or coming back as one.
 //! * [`control_plane`][]: etcd as a program beside us, and the curator in this process; [`startup`][]: whether both run,
-//!   which follows from founding or from roles. [`etcd`][]: how etcd is started.
+//!   which follows from founding or from roles. [`etcd`][]: how etcd is started. [`etcd_program`][]: which version it is.
 //! * [`roles`][]: what the node is to do, from disk first and from the curator then.
 //! * [`status`][]: what the node says of itself. [`heartbeat`][]: that it lives.
 //! * [`certificate`][]: another one in time. [`directory`][]: where curators are, for the next start.
@@ -33,6 +33,7 @@ pub mod control_plane;
 pub mod directory;
 pub mod enrolment;
 pub mod etcd;
+pub mod etcd_program;
 pub mod facts;
 pub mod files;
 pub mod heartbeat;

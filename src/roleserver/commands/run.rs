@@ -127,7 +127,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         &cluster::worker::Settings {
             state_directory: state.path().to_owned(),
             launcher: "/proc/self/exe".into(),
-            etcd: cluster::etcd::program(),
+            etcd: cluster::etcd_program::program(),
             boot_id: agent.clock.boot_id(),
             clock: Clock::host(),
             leaving: leaving.clone(),

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::harness::etcd_program;
+
 /// Longest time that a program asked to stop may take.
 const PATIENCE: Duration = Duration::from_mins(5);
 const GUARDED: &str = include_str!("guarded.sh");
@@ -33,11 +35,16 @@ const GUARDED_NAME: &str = "test-guarded";
 
 /// A program to be started with a watcher. Whoever starts it keeps its standard input for as long as it
 /// is to live; [`Command::output`] and [`Child::wait`] do not, and [`Program`] does.
+///
+/// Its search path leads to the etcd that the tests use.
 pub(crate) fn guarded(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(shell_arguments(program)).stdin(Stdio::piped());
     // Where each shepherd answers operators by default, only one can.
     command.env("SHEPHERD_API_LISTEN_ADDRESS", "127.0.0.1:0");
+    if let Some(path) = etcd_program::search_path() {
+        command.env("PATH", path);
+    }
     command
 }
 

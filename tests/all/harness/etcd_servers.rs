@@ -17,6 +17,7 @@ use tokio::net::UnixStream;
 
 use crate::harness::aloud::assertions_aloud;
 use crate::harness::child::{Program, guarded};
+use crate::harness::etcd_program::etcd_program;
 
 /// How long anything may take before a test gives up on it.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
@@ -60,15 +61,14 @@ impl Cluster {
     }
 
     fn spawn(&self, name: &str, arguments: &[&str]) -> Result<Program> {
-        let mut command = self.command(name);
+        let mut command = self.command(name)?;
         command.args(arguments);
         let log = self.path(&format!("{name}.log"));
-        Program::spawn_logged(&mut command, &log)
-            .context("etcd does not start: is it installed? tools/need etcd")
+        Program::spawn_logged(&mut command, &log).context("etcd does not start")
     }
 
-    fn command(&self, name: &str) -> Command {
-        let mut command = guarded("etcd");
+    fn command(&self, name: &str) -> Result<Command> {
+        let mut command = guarded(etcd_program()?);
         for (variable, _) in std::env::vars_os() {
             if variable.to_str().is_some_and(|variable| variable.starts_with("ETCD")) {
                 command.env_remove(variable);
@@ -81,7 +81,7 @@ impl Cluster {
             .args(["--log-outputs", "stderr", "--listen-client-urls", &client])
             .args(["--advertise-client-urls", &client, "--listen-peer-urls", &peer])
             .args(["--initial-advertise-peer-urls", &peer]);
-        command
+        Ok(command)
     }
 
     /// A file in the cluster's directory.

@@ -4,6 +4,7 @@ pub(crate) mod aloud;
 pub(crate) mod callback;
 pub(crate) mod child;
 pub(crate) mod dialect;
+pub(crate) mod etcd_program;
 pub(crate) mod etcd_servers;
 pub(crate) mod fleet;
 pub(crate) mod kube_bundle;

@@ -1,6 +1,7 @@
 //! Nodes that form a cluster: role servers with real etcd servers beside them, on addresses of the loopback.
 
 mod crashes;
+mod etcd_flags;
 mod forming;
 mod kubernetes;
 mod kubernetes_pods;

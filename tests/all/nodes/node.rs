@@ -42,6 +42,7 @@ use uuid::Uuid;
 
 use crate::harness::aloud::assertions_aloud;
 use crate::harness::child::{Program, guarded};
+use crate::harness::etcd_program::etcd_program;
 use crate::harness::etcd_servers::{PATIENCE, in_time, until};
 use crate::harness::port::reserved;
 
@@ -57,6 +58,8 @@ pub(crate) struct Node {
     pub(crate) clock: Clock,
     /// Where its components of Kubernetes listen, from its next start on.
     pub(crate) ports: Ports,
+    /// The program etcd of a role server that is a part of this process, from its next start on.
+    pub(crate) etcd_program: PathBuf,
     running: Option<Running>,
     directory: tempfile::TempDir,
 }
@@ -85,6 +88,7 @@ impl Node {
             clock: Clock::host(),
             // The loopback is the host's, and other nodes of it are beside this one.
             ports: Ports { load_balancer: SocketAddr::new(address, 6445), ..Ports::default() },
+            etcd_program: etcd_program()?,
             running: None,
             directory: tempfile::tempdir()?,
         })
@@ -115,7 +119,7 @@ impl Node {
         let settings = Settings {
             state_directory: self.directory.path().to_owned(),
             launcher: LAUNCHER.into(),
-            etcd: etcd::program(),
+            etcd: self.etcd_program.clone(),
             boot_id: "5f0dd4bc-9d39-4c9b-8c53-5f1b4e8c7d11".to_owned(),
             clock: self.clock.clone(),
             leaving: leaving.clone(),

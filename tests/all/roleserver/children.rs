@@ -128,8 +128,9 @@ impl Keeper {
         let leaving = places.leaving.clone();
         let places = Arc::new(places);
         let root = Runnable::new(move |starting: Starting| {
-            let sender = sender.clone();
-            let web = keep(spec.clone(), places.clone(), move |record| drop(sender.send(record.clone())));
+            let (sender, spec) = (sender.clone(), spec.clone());
+            let decide_spec = move || std::future::ready(Ok(spec.clone()));
+            let web = keep(decide_spec, places.clone(), move |record| drop(sender.send(record.clone())));
             async move {
                 starting.start("web", web)?;
                 Err(starting.healthy().scope().cancelled().await.into())

@@ -1,0 +1,39 @@
+//! Which etcd these tests ran on, and which of them run on the oldest one, too.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use shepherd::roleserver::cluster::etcd_program::ask_version;
+
+use crate::harness::aloud::{TestResult, aloud};
+use crate::harness::etcd_program::etcd_program;
+use crate::harness::etcd_servers::Cluster;
+use crate::harness::source;
+
+/// A server of the harness says its version, and the run shows it: `-- etcd::version::…: etcd 3.7.3 serves the tests …`.
+#[tokio::test]
+async fn server_is_the_etcd_that_was_chosen_for_the_tests() -> TestResult {
+    let program = etcd_program()?;
+    let etcd = Cluster::start(1).await?;
+    let version = etcd.client().status().await?.version;
+    let asked = ask_version(&program, Duration::from_mins(1)).await?;
+    assert_eq!(version, asked.to_string(), "{}", program.display());
+    aloud(&format!("etcd {version} serves the tests ({})", program.display()));
+    Ok(())
+}
+
+/// A filter that fits nothing would leave out what it was meant for, in silence.
+#[test]
+fn filters_of_the_run_on_the_oldest_etcd_fit_tests() -> TestResult {
+    let list = source::read(Path::new("tests/all/on_etcd_3_4.txt"))?;
+    let mut filters = list.lines().filter(|line| !line.starts_with('#')).peekable();
+    assert!(filters.peek().is_some());
+    for filter in filters {
+        let (module, test) = filter.rsplit_once("::").with_context(|| format!("{filter} names no module"))?;
+        let tests = source::read(Path::new(&format!("tests/all/{}.rs", module.replace("::", "/"))))?;
+        let fits = if test.is_empty() { "#[tokio::test".to_owned() } else { format!("fn {test}(") };
+        assert!(tests.contains(&fits), "{filter}");
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Which flags a node starts etcd with, and what it reports where it cannot know them.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use shepherd::roleserver::cluster::etcd;
+use shepherd::roleserver::cluster::etcd_program::{VERSION_DEADLINE, ask_flags};
+
+use super::node::{Node, Owner};
+use crate::harness::aloud::TestResult;
+use crate::harness::etcd_program::etcd_program;
+use crate::harness::etcd_servers::until;
+
+/// A stand-in for etcd: a script that says a version, writes down what it is started with, and does nothing else.
+struct StandIn {
+    place: tempfile::TempDir,
+}
+
+impl StandIn {
+    fn new() -> Result<Self> {
+        Ok(Self { place: tempfile::tempdir()? })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.place.path().join("etcd")
+    }
+
+    /// Puts another program in its place, whole.
+    fn replace(&self, script: &str) -> Result<()> {
+        let new = self.place.path().join("new");
+        std::fs::write(&new, format!("#!/bin/sh\n{script}\n"))?;
+        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755))?;
+        Ok(std::fs::rename(new, self.path())?)
+    }
+
+    fn become_version(&self, version: &str) -> Result<()> {
+        let started = self.place.path().join("started");
+        let started = started.display();
+        self.replace(&format!(
+            "[ \"$1\" = --version ] && {{ echo 'etcd Version: {version}'; exit; }}\n\
+             printf '%s\\n' \"$@\" > {started}.new; mv {started}.new {started}\nexec sleep 3600"
+        ))
+    }
+
+    /// What it was started with, once it was.
+    async fn started_with(&self, node: &Node) -> Result<Vec<String>> {
+        let file = self.place.path().join("started");
+        until("it is started", async || Ok(file.exists())).await.with_context(|| node.report())?;
+        let arguments = std::fs::read_to_string(&file)?.lines().map(str::to_owned).collect();
+        std::fs::remove_file(file)?;
+        Ok(arguments)
+    }
+}
+
+fn san_flag(arguments: &[String]) -> Option<&str> {
+    arguments.iter().map(String::as_str).find(|argument| argument.contains("san-verification"))
+}
+
+/// Ends the etcd of a node, as a fault of its own does.
+fn kill_etcd(node: &Node) -> Result<()> {
+    let pid = node.etcd().context("no etcd")?.instance.pid;
+    let pid = Pid::from_raw(pid).context("no process")?;
+    Ok(kill_process(pid, Signal::KILL)?)
+}
+
+/// Waits until a node reports that it waits for this.
+async fn until_reported(node: &Node, part: &str) -> Result<()> {
+    let reported = async || Ok(node.facts.trouble.latest().flatten().is_some_and(|why| why.contains(part)));
+    until(part, reported)
+        .await
+        .with_context(|| format!("{:?}\n{}", node.facts.trouble.latest(), node.report()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_started_by_the_flags_that_its_version_knows() -> TestResult {
+    let owner = Owner::new()?;
+    let program = StandIn::new()?;
+    program.become_version("3.4.23")?;
+    let mut node = Node::new()?;
+    node.etcd_program = program.path();
+    node.ask(owner.found())?;
+    node.start()?;
+    let old = program.started_with(&node).await?;
+    assert_eq!(san_flag(&old), Some("--experimental-peer-skip-client-san-verification"));
+
+    // Replaced while it runs, and asked again when it is started again.
+    for (version, flag) in [
+        ("3.7.3", "--peer-skip-client-san-verification"),
+        ("3.6.9", "--experimental-peer-skip-client-san-verification"),
+    ] {
+        program.become_version(version)?;
+        kill_etcd(&node)?;
+        let new = program.started_with(&node).await?;
+        assert_eq!(
+            san_flag(&new),
+            Some(flag),
+            "{version} does not know the other one, or is to be started as before"
+        );
+        assert_eq!(new[..new.len() - 1], old[..old.len() - 1], "nothing else changes");
+    }
+
+    // What runs is adopted by a role server that finds another program.
+    let running = node.etcd().context("no etcd")?.instance;
+    program.become_version("3.7.3")?;
+    node.stop().await?;
+    node.start()?;
+    until("the role server is at it", async || Ok(node.report().contains("etcd"))).await?;
+    until("etcd is adopted", async || {
+        let healthy = node.report().lines().any(|line| line.contains(" etcd ") && line.contains("healthy"));
+        ensure!(node.etcd().is_some_and(|etcd| etcd.instance == running), "it was started again");
+        Ok(healthy)
+    })
+    .await
+    .with_context(|| node.report())?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_reports_why_etcd_cannot_be_started_until_it_can() -> TestResult {
+    let owner = Owner::new()?;
+    let program = StandIn::new()?;
+    let mut node = Node::new()?;
+    node.etcd_program = program.path();
+    node.ask(owner.found())?;
+    node.start()?;
+    until_reported(&node, "there is no program").await?;
+    program.replace("echo hello")?;
+    until_reported(&node, "--version printed no version of etcd (exit status: 0, \"hello\")").await?;
+    program.become_version("3.4.15")?;
+    until_reported(&node, "is etcd 3.4.15, which is too old: install 3.4.16 or later").await?;
+    assert!(node.etcd().is_none(), "nothing was started");
+    program.become_version("3.7.3")?;
+    program.started_with(&node).await?;
+    until("nothing is reported any more", async || Ok(node.facts.trouble.latest().flatten().is_none()))
+        .await?;
+    Ok(())
+}
+
+/// Inside of this process and as a program of its own, a role server starts the etcd that the tests chose.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn role_server_starts_the_etcd_of_the_tests_by_flags_that_it_takes() -> TestResult {
+    let program = etcd_program()?;
+    let flags = ask_flags(&program, VERSION_DEADLINE).await?;
+    let mut owner = Owner::new()?;
+    let (mut inside, mut apart) = (Node::new()?, Node::new()?);
+    for node in [&inside, &apart] {
+        node.ask(owner.found())?;
+    }
+    inside.start()?;
+    apart.start_apart()?;
+    inside.until_it_is_one().await?;
+    owner.claim(&inside).await?;
+    owner.until_well(1, 1).await?;
+    for node in [&inside, &apart] {
+        let is_there = || node.etcd().filter(|etcd| etcd.instance.is_alive());
+        until("etcd runs", async || Ok(is_there().is_some())).await.with_context(|| node.report())?;
+        let pid = is_there().context("it ended")?.instance.pid;
+        let executable = std::fs::read_link(format!("/proc/{pid}/exe"))?;
+        assert_eq!(executable, program.canonicalize()?, "{}", node.report());
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline"))?;
+        let arguments: Vec<String> = line.split('\0').map(str::to_owned).collect();
+        assert_eq!(san_flag(&arguments), Some(flags.skip_client_san_verification()));
+    }
+    let has_begun = async |node: &Node| {
+        let membership = node.files().membership()?;
+        Ok(membership
+            .is_some_and(|membership| matches!(etcd::begun(&node.files(), &membership), etcd::Begun::As(_))))
+    };
+    until("etcd has begun beside the program", async || has_begun(&apart).await)
+        .await
+        .with_context(|| apart.report())?;
+    Ok(())
+}
