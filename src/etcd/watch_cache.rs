@@ -74,14 +74,20 @@ impl WatchCache {
         for entry in self.entries.values_mut() {
             entry.newest_revision = 0;
         }
-        self.merge(listing);
+        self.take_in(listing);
         if !std::mem::replace(&mut self.backlog_queued, true) {
             self.queue.push_back(Queued::BacklogDone);
         }
     }
 
-    /// Takes in a listing that was made while events arrived.
-    pub(super) fn merge(&mut self, listing: Listing) {
+    /// Takes in a listing that was made while events arrived. What is new in it comes in the order in which it was
+    /// written, as the events of it would: a listing that is quicker than they are changes no order.
+    pub(super) fn merge(&mut self, mut listing: Listing) {
+        listing.records.sort_by_key(|record| record.mod_revision);
+        self.take_in(listing);
+    }
+
+    fn take_in(&mut self, listing: Listing) {
         let Listing { records, revision } = listing;
         if revision < self.listed_revision {
             return;
@@ -266,6 +272,18 @@ mod tests {
             merge(&mut cache, listing(8, &[("d", "1", 8)]));
             assert_eq!(changes(&mut cache), "-a d=1");
         }
+    }
+
+    #[test]
+    fn listing_that_is_quicker_than_the_events_keeps_their_order() {
+        let mut cache = begun();
+        let written = [("a", "3", 7), ("b", "1", 5), ("c", "1", 6), ("d", "1", 8)];
+        cache.merge(listing(8, &written));
+        assert_eq!(changes(&mut cache), "c=1 a=3 d=1");
+        for (key, value, revision) in written {
+            cache.put(record(key, value, revision));
+        }
+        assert_eq!(changes(&mut cache), "");
     }
 
     #[test]
