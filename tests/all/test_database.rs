@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 use std::{fs, thread};
 
+use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use shepherd::bmdb::connection::Dialect;
 use sqlx::ConnectOptions as _;
@@ -155,23 +156,23 @@ async fn the_server_counts_statements() -> TestResult {
 }
 
 /// All tests of a module of the suite, by their full names.
-fn tests_of(path: &Path, module: &str, found: &mut Vec<String>) {
+fn tests_of(path: &Path, module: &str, found: &mut Vec<String>) -> anyhow::Result<()> {
     let mut source = fs::read_to_string(path.with_extension("rs")).unwrap_or_default();
     for entry in fs::read_dir(path).into_iter().flatten() {
-        let path = entry.unwrap().path();
-        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let path = entry?.path();
+        let stem = path.file_stem().context("no name")?.to_string_lossy().into_owned();
         if stem == "mod" {
-            source += &fs::read_to_string(path).unwrap();
+            source += &fs::read_to_string(path)?;
         } else if path.is_dir() || path.extension().is_some_and(|end| end == "rs") {
-            tests_of(&path.with_extension(""), &format!("{module}::{stem}"), found);
+            tests_of(&path.with_extension(""), &format!("{module}::{stem}"), found)?;
         }
     }
     let mut lines = source.lines();
     while let Some(line) = lines.next() {
         let attribute = line.trim_start();
         if attribute.starts_with("#[test") || attribute.starts_with("#[tokio::test") {
-            let function = lines.find_map(|line| line.split_once("fn ")).unwrap().1;
-            let name = function.split(['(', '<']).next().unwrap();
+            let function = lines.find_map(|line| line.split_once("fn ")).context("no function")?.1;
+            let name = function.split(['(', '<']).next().context("no name")?;
             // What is indented is in the file's own module of tests.
             let inner = if line.starts_with('#') { "" } else { "tests::" };
             let name = format!("{module}::{inner}{name}");
@@ -180,6 +181,7 @@ fn tests_of(path: &Path, module: &str, found: &mut Vec<String>) {
             }
         }
     }
+    Ok(())
 }
 
 #[test]
@@ -190,7 +192,7 @@ fn every_test_is_in_one_list() {
         mains.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect();
     let mut tests = Vec::new();
     for module in &modules {
-        tests_of(&all.join(module), module, &mut tests);
+        tests_of(&all.join(module), module, &mut tests).unwrap();
     }
     assert!(tests.len() > 500, "the tests are not found: {}", tests.len());
     let unlisted: Vec<&String> = tests.iter().filter(|test| listed(test).is_none()).collect();

@@ -13,7 +13,7 @@ split_debug() {
     chmod 644 "$destination/$name.debug"
     (
         # The link holds the file's name as it is given, which must be without a folder.
-        cd "$destination"
+        cd "$destination" || exit
         objcopy --strip-all --add-gnu-debuglink="$name.debug" "$program" ".$name.new"
         mv ".$name.new" "$name"
     )
