@@ -11,6 +11,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _};
 use crate::bmdb_kit::{Kit, SOON, Shepherd, hold, until};
 use crate::bmdb_proxy::Proxy;
 use crate::harness::aloud::TestResult;
+use crate::harness::dialect;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dialect_of_this_run_is_what_the_server_was_sent() -> TestResult {
@@ -18,7 +19,7 @@ async fn dialect_of_this_run_is_what_the_server_was_sent() -> TestResult {
     let machines = kit.provided(4, "rack").await?;
     let isolation: String =
         sqlx::query_scalar("SHOW default_transaction_isolation").fetch_one(kit.bmdb.pool()).await?;
-    assert_eq!(isolation, kit.database.dialect().isolation());
+    assert_eq!(isolation, dialect::isolation(kit.database.dialect()));
 
     // Everything that has two forms, driven through the engine as a loop does it.
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
@@ -64,9 +65,10 @@ async fn dialect_of_this_run_is_what_the_server_was_sent() -> TestResult {
         .bind(name.get_database().map(str::to_owned))
         .bind(word)
     };
-    for (word, expected) in
-        [(r"skip\s+locked", true), (r"\m(pg_notify|notify|listen)\M", kit.database.dialect().notifies())]
-    {
+    for (word, expected) in [
+        (r"skip\s+locked", true),
+        (r"\m(pg_notify|notify|listen)\M", dialect::may_notify(kit.database.dialect())),
+    ] {
         let (calls, example) = sent(word).fetch_one(&mut server).await?;
         assert_eq!(calls > 0, expected, "{word}: {calls} times, such as {example:?}");
     }
@@ -98,7 +100,7 @@ async fn database_that_runs_at_another_isolation_level_is_refused() -> TestResul
             "runs transactions at REPEATABLE READ, and the dialect {} needs {}: a pooler in between drops connection \
              options (connect to the server itself), or the server is of another kind (see --bmdb_dialect)",
             dialect.as_str(),
-            dialect.isolation().to_uppercase()
+            dialect::isolation(dialect).to_uppercase()
         );
         assert!(refused.ends_with(&sentence), "{refused}");
     }

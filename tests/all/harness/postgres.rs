@@ -282,7 +282,7 @@ async fn administer(server: &Server, statement: String) -> anyhow::Result<()> {
 }
 
 fn with_session_settings(url: &str, dialect: Dialect) -> String {
-    let isolation = dialect.isolation().replace(' ', "\\ ");
+    let isolation = dialect::isolation(dialect).replace(' ', "\\ ");
     let settings =
         format!("-c search_path=shim,public,pg_catalog -c default_transaction_isolation={isolation}");
     format!("{url}&options={}", settings.replace('\\', "%5C").replace(' ', "%20"))
