@@ -15,6 +15,6 @@ split_debug() {
         # The link holds the file's name as it is given, which must be without a folder.
         cd "$destination" || exit
         objcopy --strip-all --add-gnu-debuglink="$name.debug" "$program" ".$name.new"
-        mv ".$name.new" "$name"
+        mv -T ".$name.new" "$name"
     )
 }
