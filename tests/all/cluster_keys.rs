@@ -21,6 +21,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::clusters::{FLAGS, Field, settled};
+use crate::curator::leading::found_no_leader;
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{PATIENCE, endpoint};
 
@@ -58,7 +59,7 @@ impl Holder {
         loop {
             let channel = self.channel(field, self.key.certificate_der()).await?;
             match CredentialsClient::new(channel).claim_owner(asked).await {
-                Err(said) if said.code() == Code::Unavailable && Instant::now() < end => {
+                Err(said) if found_no_leader(&said) && Instant::now() < end => {
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
                 Err(said) => return Ok(Err(said)),

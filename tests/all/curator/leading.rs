@@ -44,7 +44,17 @@ pub(super) fn way_of(cluster: &Cluster, own: Arc<CertifiedKey>) -> (Curators, Jo
     (curators, following)
 }
 
-/// Makes a call to the leader, whoever that is by the time: makes it again as long as nobody leads.
+/// Whether another try may find a leader: the curator knows of none, or was the leader until a moment ago and is not any
+/// more. Nobody can rule the second out: a leadership may end between the answer to `Leader/Watch` and the call.
+pub(crate) fn found_no_leader(status: &Status) -> bool {
+    match status.code() {
+        Code::Unavailable => true,
+        Code::Unimplemented => status.message().starts_with("this curator does not lead"),
+        _ => false,
+    }
+}
+
+/// Makes a call to the leader, and again while none is found.
 pub(super) async fn whoever_leads<T>(
     what: &str,
     call: impl AsyncFn() -> Result<tonic::Response<T>, Status>,
@@ -53,7 +63,7 @@ pub(super) async fn whoever_leads<T>(
         loop {
             match call().await {
                 Ok(answer) => return Ok(answer.into_inner()),
-                Err(status) if status.code() == Code::Unavailable => {
+                Err(status) if found_no_leader(&status) => {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 Err(status) => return Err(status.into()),

@@ -7,7 +7,7 @@ mod heartbeats;
 mod kubernetes;
 mod kubernetes_kinds;
 mod kubernetes_turns;
-mod leading;
+pub(crate) mod leading;
 mod life;
 mod owner_keys;
 mod restoring;
