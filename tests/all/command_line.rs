@@ -1,11 +1,13 @@
 //! The command line as it is documented: help texts, `--check`, and which of flag, environment and file
 //! counts.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 
 use crate::bad_input::dialect_flag;
+use crate::harness::aloud::TestResult;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::Place;
 use crate::harness::source;
@@ -166,6 +168,35 @@ fn every_flag_that_the_documents_name_exists() {
             assert!(known.contains(flag), "{document} names {flag}, which no program has");
         }
     }
+}
+
+/// Errors, help texts and comments send people to pages.
+#[test]
+fn every_page_that_the_tree_names_exists() -> TestResult {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "_-/.".contains(c);
+    let mut pages = BTreeSet::new();
+    for (folder, extension) in [
+        ("src", "rs"),
+        ("proto", "proto"),
+        ("sql", "sql"),
+        ("migrations", "sql"),
+        ("contrib", "yml"),
+        ("docs", "md"),
+    ] {
+        for path in source::files(folder, extension)? {
+            for word in source::read(&source::root().join(path))?.split(|c| !is_part(c)) {
+                // A relative link, and a page of this name for each kind of issue, are others' business.
+                let page = word.trim_end_matches(|c| !char::is_ascii_alphanumeric(&c));
+                if page.starts_with("docs/") && page.ends_with(".md") && page != "docs/issues/ID.md" {
+                    pages.insert(page.to_owned());
+                }
+            }
+        }
+    }
+    assert!(pages.len() > 5, "{pages:?}");
+    pages.retain(|page| !source::root().join(page).is_file());
+    assert!(pages.is_empty(), "these do not exist: {pages:?}");
+    Ok(())
 }
 
 /// `make readme` follows the README on a fresh clone, which takes too long for a test. That it knows how to

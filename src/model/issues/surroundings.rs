@@ -283,8 +283,8 @@ fn outdated(evidence: &Evidence) -> Vec<Issue> {
                 machines.into_iter().map(MachineEvidence::name).collect(),
                 format!("{count} agents are of release {version}, which no shepherd here is of"),
                 None,
-                "an agent is replaced when its machine is taken over anew; docs/upgrading.md says which releases work \
-                 together"
+                "an agent is replaced when its machine is taken over again; docs/deploying.md (Upgrading) lists which \
+                 releases work together"
                     .to_owned(),
             )
         })
