@@ -39,6 +39,7 @@ mod crowd;
 mod lists;
 mod logs;
 mod orders;
+mod recorded;
 mod same_answers;
 mod top;
 mod watch;

@@ -75,7 +75,7 @@ const OTHERS: &[&str] =
     &["declare restored", "tokens bootstrap", "completions", "manual", "watch", "debug bundle"];
 
 /// Every command that has none below it, and whether it orders something.
-fn leaves(command: &Command, path: &str, found: &mut Vec<(String, bool)>) {
+pub(super) fn leaves(command: &Command, path: &str, found: &mut Vec<(String, bool)>) {
     if command.get_subcommands().next().is_none() {
         let orders = command.get_arguments().any(|argument| argument.get_id() == "idempotency_key");
         found.push((path.to_owned(), orders));
@@ -124,7 +124,7 @@ fn steady(text: &str) -> anyhow::Result<String> {
 }
 
 /// A fleet with enough to list: more sessions, work and events than a page has, many of one moment.
-async fn populate(api: &Api) -> anyhow::Result<String> {
+pub(super) async fn populate(api: &Api) -> anyhow::Result<String> {
     let machine = provided(&api.pool).await?;
     provided(&api.pool).await?;
     for statement in [

@@ -1,0 +1,303 @@
+//! Every command of `shepherdctl` prints what is recorded in `tests/all/golden/api/commands.snap`: through the API, and
+//! given to the database itself.
+//!
+//! One script of commands runs on two fleets that are alike, one each way. What differs from run to run (identifiers,
+//! times, secrets, the width of columns) is masked. Where the two ways print something else, both are recorded.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Output;
+
+use anyhow::Context as _;
+use shepherd::cli::order_key::grammar;
+
+use crate::api::Api;
+use crate::api::command_line::Operator;
+use crate::api::same_answers::{leaves, populate};
+use crate::harness::aloud::TestResult;
+
+/// Commands in the order in which they run. `M` is a machine that a cluster has, `N` a free one, `HOME` a folder with
+/// the files that the commands read.
+const SCRIPT: &[&str] = &[
+    // Reading.
+    "get machines",
+    "get machines --phase Ready",
+    "get sessions --limit 1",
+    "get work --limit 1",
+    "get providers",
+    "get loops",
+    "get approvals",
+    "get budgets",
+    "get brakes",
+    "describe machine N",
+    "why M",
+    "why N",
+    "timeline N",
+    "plan --machine N",
+    "issues",
+    "top --once",
+    "policy get",
+    "tokens get",
+    "cluster get",
+    "cluster describe ams",
+    "cluster plan ams",
+    "cluster plan fra --control_plane 1 --workers 1",
+    "cluster snapshots ams",
+    "cluster credentials get ams",
+    "artefacts get",
+    "update get",
+    "update describe u1",
+    "logs N",
+    "watch --phase Retired",
+    // Orders about a machine.
+    "hold N --reason disk --until 2h",
+    "hold N --reason disk --scope power --dry_run",
+    "release N --reason done",
+    "release N",
+    "retry N --reason again",
+    "quarantine N --reason fan",
+    "release N --quarantine",
+    "label N --set row=7 --set owner=kim",
+    "label --label row=7 --set hall=2",
+    "label --label row=7 --set hall=2 --yes_count 1",
+    "unlabel N --key owner",
+    "prioritize N urgent --reason customer --until 4h",
+    "prioritize N normal --reason done",
+    "reboot N --reason kernel",
+    "reboot N --reason kernel",
+    "power cancel N --reason no",
+    "power off N --reason fan",
+    "power on N --reason fan",
+    "power cancel N",
+    "allow host-key N --fingerprint SHA256:abc",
+    "logs N roleserver",
+    "retire N --reason lease --dry_run",
+    "retire N --reason lease",
+    "retire N --reason lease",
+    "why N",
+    "retire waive N wipe --reason shredded",
+    "retire waive N release --reason gone",
+    "retire cancel N --reason needed",
+    "retire cancel N",
+    // Orders about the fleet.
+    "loops pause recoverer --provider rack --reason switch --until 2h",
+    "loops resume recoverer --provider rack --reason switch",
+    "loops resume recoverer --provider rack",
+    "budget set reboot --most 50 --reason kernel",
+    "budget set nonsense --most 50 --reason kernel",
+    "get budgets",
+    "approve 0d9e2a4c-6f1b-4c7e-9a53-2b8f6c1d7e90 --reason looked",
+    "artefacts add HOME/server --name server-1 --reason front",
+    "artefacts add HOME/server --name server-1 --reason front",
+    "artefacts delete server-1 --reason front",
+    "artefacts delete server-1 --reason front",
+    "update --selector cpus>=4 --release one --reason try --dry_run",
+    "update --selector cpus>=4 --release two --reason try",
+    "update pause u1 --reason look",
+    "update resume u1 --reason looked",
+    "update abort u1 --reason bad",
+    "update abort u1 --reason bad",
+    "tokens create lee --role viewer --reason new --output_file HOME/lee.token",
+    "tokens create lee --role nobody --reason new",
+    "tokens revoke 0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10 --reason left",
+    // Orders about clusters.
+    "cluster create fra --workers 1 --reason hall",
+    "cluster create fra --workers 1 --reason hall",
+    "cluster scale ams --workers 3 --reason load",
+    "cluster scale nowhere --workers 3 --reason load",
+    "cluster declare ams HOME/role.toml --reason front",
+    "cluster declare ams HOME/bad.toml --reason front",
+    "cluster roles ams --give front --take web --reason front",
+    "cluster undeclare ams web --reason front",
+    "cluster approve ams N --reason console",
+    "cluster snapshot ams --reason before",
+    "cluster rotate-key ams --reason lost",
+    "cluster restore ams --reason burnt --dry_run",
+    "cluster restore ams --reason burnt",
+    "cluster credentials issue ams --directory HOME/ams --reason look --dry_run",
+    "cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason left",
+    "cluster kubernetes set ams --bundle one --reason services",
+    "cluster kubernetes rotate ams --what clients --reason stolen",
+    "cluster kubeconfig ams --output_file HOME/ams.yaml --reason look",
+    "cluster upgrade ams --rollback --reason pods",
+    "cluster upgrade ams --kubernetes one --reason next --dry_run",
+    "cluster kubernetes remove ams --reason over",
+    "cluster delete ams --reason over",
+    "cluster delete ams --reason over",
+    // What asks nobody, and what asks everybody.
+    "completions nonsense",
+    "manual HOME/manual",
+    "debug bundle --file HOME/bundle.tar.gz",
+    "no-such-command",
+];
+/// Commands that exist with the database alone, and have tests of their own.
+const DATABASE_ONLY: &[&str] = &["declare restored", "tokens bootstrap"];
+
+/// The word without what differs from run to run.
+fn mask_word(word: &str) -> String {
+    let hexadecimal = word.len() >= 8 && word.chars().all(|c| c.is_ascii_hexdigit() || c == '-' || c == '…');
+    if hexadecimal {
+        return "ID".to_owned();
+    }
+    let mut masked = String::new();
+    for c in word.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }) {
+        if c != '0' || !masked.ends_with('0') {
+            masked.push(c);
+        }
+    }
+    // A span of time.
+    if masked.len() > 1 && masked.starts_with('0') && masked.chars().all(|c| "0dhms".contains(c)) {
+        return "0s".to_owned();
+    }
+    masked
+}
+
+/// Each line's words, masked; of lines that are the same then, one.
+fn mask(text: &str) -> String {
+    let mut masked: Vec<String> = Vec::new();
+    for line in text.replace("just now", "0s ago").lines() {
+        let mut words = Vec::new();
+        for word in line.split_whitespace() {
+            // A word, with the punctuation and the name in front of it that belong to the sentence.
+            let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '…';
+            let (mut rest, mut parts) = (word, String::new());
+            while !rest.is_empty() {
+                let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+                parts += &mask_word(&rest[..end]);
+                let after = rest[end..].find(is_part).map_or(rest.len(), |at| end + at);
+                parts += &rest[end..after];
+                rest = &rest[after..];
+            }
+            words.push(parts);
+        }
+        masked.push(words.join(" ") + "\n");
+    }
+    masked.dedup();
+    masked.concat()
+}
+
+/// A fleet, and a person who gives it commands in one way.
+struct Way<'a> {
+    kim: Operator<'a>,
+    direct: bool,
+    machines: [(&'static str, String); 2],
+}
+
+impl<'a> Way<'a> {
+    async fn new(api: &'a Api, direct: bool) -> anyhow::Result<Self> {
+        let of_cluster = populate(api).await?;
+        let free: uuid::Uuid = sqlx::query_scalar(
+            "SELECT machine_id FROM machine WHERE machine_id NOT IN (SELECT machine_id FROM machine_cluster)",
+        )
+        .fetch_one(&api.pool)
+        .await?;
+        let kim = Operator { api, home: tempfile::tempdir()? };
+        kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+        for (name, text) in [
+            ("server", "#!/bin/sh\n"),
+            (
+                "role.toml",
+                "role = \"front\"\n[[service]]\nname = \"server\"\nprogram = \"/bin/sleep\"\nuser = \"nobody\"\narguments = [\"9\"]\n",
+            ),
+            ("bad.toml", "role = \"front\"\n[[service]]\nname = \"server\"\n"),
+        ] {
+            fs::write(kim.home.path().join(name), text)?;
+        }
+        Ok(Self { kim, direct, machines: [("M", of_cluster), ("N", free.to_string())] })
+    }
+
+    fn output(&self, command: &str) -> anyhow::Result<Output> {
+        let home = self.kim.home.path().to_str().context("text")?;
+        let words: Vec<String> = command
+            .split(' ')
+            .map(|word| match self.machines.iter().find(|(name, _)| *name == word) {
+                Some((_, machine)) => machine.clone(),
+                None => word.replace("HOME", home),
+            })
+            .collect();
+        let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let dialect = self.kim.api.database.dialect().as_str();
+        if self.direct {
+            words.extend(["--direct", "--bmdb_dialect", dialect]);
+        }
+        let mut command = self.kim.command(&words);
+        if self.direct {
+            command.env("SHEPHERD_BMDB_URL", self.kim.api.database.url());
+        }
+        Ok(command.output()?)
+    }
+
+    fn text(&self, bytes: &[u8]) -> anyhow::Result<String> {
+        let mut text = String::from_utf8(bytes.to_vec())?;
+        text = text.replace(self.kim.home.path().to_str().context("text")?, "HOME");
+        for (name, machine) in &self.machines {
+            text = text.replace(machine, name).replace(&machine[..8], name);
+        }
+        let host = fs::read_to_string("/proc/sys/kernel/hostname")?;
+        // Machines of one moment are in the order of random identifiers.
+        text = text
+            .replace(&format!("kim@{}", host.trim()), "kim@HOST")
+            .replace("rack/N, rack/M", "rack/M, rack/N");
+        Ok(mask(&text))
+    }
+
+    /// What a command prints, standard error marked, and its exit code.
+    fn transcript(&self, command: &str) -> anyhow::Result<String> {
+        let output = self.output(command)?;
+        let mut lines = self.text(&output.stdout)?;
+        for line in self.text(&output.stderr)?.lines() {
+            let _ = writeln!(lines, "! {line}");
+        }
+        if command.starts_with("get ") || command.starts_with("debug ") {
+            let mut sorted: Vec<&str> = lines.lines().collect();
+            sorted.sort_unstable();
+            lines = sorted.join("\n") + "\n";
+        }
+        let code = output.status.code().context("it ended by itself")?;
+        if code != 0 {
+            let _ = writeln!(lines, "exit code {code}");
+        }
+        Ok(lines)
+    }
+}
+
+#[test]
+fn script_has_every_command() {
+    let mut found = Vec::new();
+    leaves(&grammar(), "", &mut found);
+    for (path, _) in &found {
+        let runs = SCRIPT.iter().any(|command| *command == path || command.starts_with(&format!("{path} ")));
+        let database_only = DATABASE_ONLY.contains(&path.as_str());
+        assert!(
+            runs != database_only,
+            "`{path}` is to be in the script, or to exist with the database alone"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_command_prints_what_is_recorded() -> TestResult {
+    let (through, direct) = (Api::start("api_recorded").await?, Api::start("api_recorded_direct").await?);
+    let ways = (Way::new(&through, false).await?, Way::new(&direct, true).await?);
+    let mut recorded = String::new();
+    for command in SCRIPT {
+        if command.starts_with("watch") {
+            // It does not end by itself; of the database it says that it cannot.
+            let _ = writeln!(recorded, "$ shepherdctl {command}\ndirectly:\n{}", ways.1.transcript(command)?);
+            continue;
+        }
+        let (through, direct) =
+            tokio::task::block_in_place(|| (ways.0.transcript(command), ways.1.transcript(command)));
+        let (through, direct) = (through?, direct?);
+        let _ = writeln!(recorded, "$ shepherdctl {command}\n{through}");
+        if direct != through {
+            let _ = writeln!(recorded, "directly:\n{direct}");
+        }
+    }
+    insta::with_settings!({snapshot_path => "../golden/api", prepend_module_to_snapshot => false, omit_expression => true}, {
+        insta::assert_snapshot!("commands", recorded);
+    });
+    drop(ways);
+    through.stop().await?;
+    Ok(direct.stop().await?)
+}
