@@ -1,42 +1,42 @@
-# The front door. Each target is a few lines; what needs thought is a script in tools/.
+# Entry points of the project. Each target is a few lines; everything longer is a script in tools/.
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-hardware-report
 
-help: ## show this list
+help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
-demo: ## watch a simulated fleet become healthy (ARGS='--machines 50 --faults mild --until-ready')
+demo: ## run a simulated fleet until it is healthy (ARGS='--machines 50 --faults mild --until-ready')
 	@tools/demo $(ARGS)
 
-test: ## run every test, and those that can differ in both database dialects (SHEPHERD_TEST_DIALECT=cockroachdb for all in one)
+test: ## run every test, and in both database dialects those that can differ (SHEPHERD_TEST_DIALECT=cockroachdb: all in that one)
 	@tools/test
 
-check: ## before each commit: format, lints, unit tests of the modules that changed (SINCE=HEAD)
+check: ## check before a commit: format, lints, unit tests of the changed modules (SINCE=HEAD)
 	@tools/check $(SINCE)
 
 test-all: ## run every test in both database dialects
 	@tools/test --all
 
-fuzz: ## odd bytes for every decoder that faces outside (FUZZ_SECONDS=60 each, FUZZ_DECODER=name for one)
+fuzz: ## fuzz every decoder that faces outside (FUZZ_SECONDS=60 each, FUZZ_DECODER=name for one)
 	@tools/fuzz
 
-lint: ## format, lints, features alone, recorded statements, dependencies, licences, scripts
+lint: ## check format, lints, each feature alone, recorded statements, dependencies, licences, scripts
 	@tools/lint
 
 fmt: ## format the code
 	cargo fmt
 
-bench: ## measure the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory', '--part held' or '--part watchers')
+bench: ## benchmark the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory', '--part held' or '--part watchers')
 	@tools/bench $(ARGS)
 
-bench-compare: ## measure graphile-worker and pg-boss beside it, which npm installs (ARGS='--quick')
+bench-compare: ## benchmark it beside graphile-worker and pg-boss, which npm installs (ARGS='--quick')
 	@tools/bench --compare $(ARGS)
 
-programs: ## build shepherd and shepherdctl to install, with their debug files, into target/programs
+programs: ## build shepherd and shepherdctl for installation, with their debug files, into target/programs
 	@tools/programs
 
-roleserver: ## build the static program for machines, below 20 MB
+roleserver: ## build the static role server for machines, below 20 MB
 	@tools/roleserver
 
 kube-apiserver: ## build the kube-apiserver and etcd that tests use, once, into the user's cache folder (minutes, needs Go 1.26)
@@ -45,19 +45,19 @@ kube-apiserver: ## build the kube-apiserver and etcd that tests use, once, into 
 kube-programs: ## build all Kubernetes 1.20.2 programs of a bundle from Debian's source package (minutes)
 	@tools/debian-kubernetes all
 
-kube-bundle: ## everything that a node runs of Kubernetes, in one file named by its digest (ARGS='--controllers-only')
+kube-bundle: ## build one file, named by its digest, with everything of Kubernetes that a node runs (ARGS='--controllers-only')
 	@tools/kube-bundle $(ARGS)
 
-sqlx-data: ## record what the database says about every statement into .sqlx
+sqlx-data: ## record the description of every SQL statement from the database into .sqlx
 	@tools/sqlx-data
 
-readme: ## follow the README to the letter on a fresh clone (ARGS='--dialect postgres --only "make demo"')
+readme: ## verify every command in the README on a fresh clone (ARGS='--dialect postgres --only "make demo"')
 	@tools/readme-check $(ARGS)
 
-fire: ## throw at it what its first years will, in the long form
+fire: ## run the long fault-injection suite
 	@tools/fire
 
-faults: ## break the engine on purpose, and see each fault turn its test red (ARGS='NAME' for one)
+faults: ## break the engine on purpose and check that each fault turns its test red (ARGS='NAME' for one)
 	@tools/faults $(ARGS)
 
 e2e: e2e-ssh e2e-api e2e-cluster e2e-hardware-report ## run every end-to-end test
@@ -65,18 +65,18 @@ e2e: e2e-ssh e2e-api e2e-cluster e2e-hardware-report ## run every end-to-end tes
 e2e-ssh: roleserver ## take over real OpenSSH servers with the static role server
 	tests/e2e_ssh/run
 
-e2e-api: ## call the API as its OpenAPI document says, and as it does not (schemathesis, which pip installs)
+e2e-api: ## fuzz the API with valid and invalid requests from its OpenAPI document (schemathesis, which pip installs)
 	tests/e2e_api/run
 
-e2e-cluster: ## a cluster of machines in namespaces, with release programs and a real etcd, broken in every way (E2E_IDLE_SECONDS=600)
+e2e-cluster: ## create a cluster of machines in namespaces, with release programs and a real etcd, and break it in every way (E2E_IDLE_SECONDS=600)
 	tests/e2e_cluster/run
 
-e2e-hardware-report: roleserver ## machines whose hardware is known, Debian with systemd, and an empty root (QEMU)
+e2e-hardware-report: roleserver ## check the report of known hardware, and take over Debian with systemd and an empty root directory (QEMU)
 	tests/e2e_hardware_report/run
 	tests/e2e_hardware_report/takeover
 
-e2e-kubernetes: ## a cluster of four machines in namespaces with real API servers, broken, rotated, upgraded and taken back (builds Kubernetes first)
+e2e-kubernetes: ## create a cluster of four machines in namespaces with real API servers, break it, rotate its keys, upgrade it and roll it back (builds Kubernetes first)
 	tests/e2e_kubernetes/run
 
-e2e-kube-bundle: ## everything in a bundle of Kubernetes runs, to the point where a pod answers (builds Kubernetes first)
+e2e-kube-bundle: ## run everything in a bundle of Kubernetes until a pod answers (builds Kubernetes first)
 	tests/e2e_kube_bundle/run

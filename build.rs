@@ -30,11 +30,11 @@ const CONTRACTS: [&str; 25] = [
     "shepherd/fleet/v1/outlook.proto",
     "shepherd/fleet/v1/updates.proto",
 ];
-/// The contracts that are told to whoever asks: reflection, JSON and the OpenAPI document are made of them. Those
-/// before them are between programs of ours: the agent's and the curator's.
+/// The public contracts: reflection, JSON and the OpenAPI document are generated from them. The contracts before
+/// them are internal to our own programs: the agent's and the curator's.
 const TOLD: &[&str] = CONTRACTS.split_at(11).1;
 
-/// What etcd understands.
+/// The contract of etcd.
 const OF_ETCD: &str = "etcd/etcdserverpb.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -43,15 +43,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(CONTRACTS, ["proto"])?;
     tonic_prost_build::configure()
         .codec_path("crate::proto::codec::BoundedCodec")
-        // An order is known by its bytes, and so is a change in a watch: what is the same must be encoded the same.
+        // An order and a change in a watch are identified by their bytes, so equal messages must have equal encodings.
         .btree_map(".shepherd.fleet.v1.Machine.labels")
         .btree_map(".shepherd.fleet.v1.LabelRequest")
         .btree_map(".shepherd.fleet.v1.LabelEach")
         .btree_map(".shepherd.fleet.v1.Update.counts")
-        // Nor is a record written again that has not changed.
+        // And a record that has not changed must not be written again.
         .btree_map(".shepherd.curator.v1")
         .compile_fds(descriptors)?;
-    // In the usual encoding: what we trust with all that a cluster knows may answer with as many keys as there are.
+    // With the default codec, which does not limit the number of fields: etcd is trusted with all data of a cluster
+    // and may answer with any number of keys.
     tonic_prost_build::configure().build_server(false).compile_fds(protox::compile([OF_ETCD], ["proto"])?)?;
     let mut told = protox::Compiler::new(["proto"])?;
     told.include_imports(true).include_source_info(true).open_files(TOLD)?;

@@ -1,11 +1,11 @@
-# A small HTTP service: says hello to whoever asks.
+# A small HTTP service: answers every request with hello.
 use strict;
 use warnings;
 use IO::Socket::INET;
 
 my $listener = IO::Socket::INET->new(LocalPort => PORT, Listen => 64, ReuseAddr => 1) or die "listening failed: $!\n";
 while (my $peer = $listener->accept) {
-    # A client that asks for nothing is left after a second, or it would keep all others waiting.
+    # A client that sends no request is disconnected after a second, because it would keep all others waiting.
     $SIG{ALRM} = sub { $peer->shutdown(2) };
     alarm 1;
     while (defined(my $line = <$peer>)) { last if $line =~ /^\r?\n$/ }

@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# Building with a count of what is done, for scripts that run in the root of the checkout.
+# Builds with a progress count, for scripts that run in the root of the checkout.
 
-# build_counted WHAT CARGO-ARGUMENT…: runs `cargo build` and prints how many packages of how many are built: on a
-# terminal in one line that changes, elsewhere a line now and then. Compiler errors are printed as they are.
+# build_counted WHAT CARGO-ARGUMENT…: runs `cargo build` and prints how many of the packages are built: on a terminal in
+# one line that is updated, elsewhere in a line every 40 packages. Compiler errors are printed unchanged.
 build_counted() {
     local what=$1 total began=$SECONDS step=1
     shift
     local -a selection=()
-    # Of the arguments, those that choose packages.
+    # The arguments that select packages.
     while IFS= read -r argument; do selection+=("$argument"); done < <(
         printf '%s\n' "$@" | awk '/^(--no-default-features|--all-features)$/ { print } /^--features$/ { print; getline; print }'
     )

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Machines of an end-to-end test that become nodes of a cluster, and the shepherd that makes it of them.
+# Machines of an end-to-end test that become nodes of a cluster, and the shepherd that creates the cluster.
 #
-# Sourced beside machines.sh and verdict.sh by scripts that say $programs, the directory of shepherd and shepherdctl, $agent,
-# the role server's program, and $installed, where that goes on the machines' disks.
+# Sourced together with machines.sh and verdict.sh by scripts that set $programs, the directory of shepherd and shepherdctl,
+# $agent, the role server's program, and $installed, its path on the machines' disks.
 
-# A machine with a disk that outlives it and control groups of its own, which starts its role server when it boots.
+# Starts a machine with its own control groups and a disk that survives its end. It starts its role server when it boots.
 start_machine() {
     local directory=${scratch:?}/m$1 controller
     new_machine "$1" 22
     install -d -m 755 "$directory/disk"
-    # A group of its own in each hierarchy that there is, as a machine has them to itself.
+    # A group of its own in each existing hierarchy, because a real machine has the hierarchies to itself.
     for controller in memory cpu pids unified; do
         if [[ -e /sys/fs/cgroup/$controller/cgroup.procs ]]; then
             echo "/sys/fs/cgroup/$controller/$(basename "$scratch")/m$1"
@@ -18,7 +18,7 @@ start_machine() {
     if [[ ! -s $directory/groups ]]; then
         echo "/sys/fs/cgroup/$(basename "$scratch")/m$1" >"$directory/groups"
     fi
-    # What an init system does at boot with what the takeover left.
+    # Starts what the takeover installed, as an init system does at boot.
     cat >"$directory/boot" <<-END
 		#!/bin/sh
 		[ ! -x ${installed:?} ] || exec setsid $installed supervise --state_dir /var/lib/roleserver >>/var/lib/boot.log 2>&1
@@ -27,7 +27,7 @@ start_machine() {
     boot_machine "$1"
 }
 
-# device_list NUMBER…: what the provider knows of these machines.
+# device_list NUMBER…: prints the provider's device list with these machines.
 device_list() {
     local number separator=''
     echo '['
@@ -50,7 +50,7 @@ start_shepherd() {
         --recovery_ladder restart-agent:20s:1 --recovery_brake_window 1s \
         --agent_start_backoff_initial 1s --agent_start_backoff_maximum 5s --outward_limit 10s \
         >>"$scratch/shepherd.log" 2>&1 &
-    # shellcheck disable=SC2034 # ended by whoever sources this
+    # shellcheck disable=SC2034 # the sourcing script ends it
     shepherd=$!
 }
 
@@ -61,17 +61,17 @@ address_of() { echo "192.0.2.1$(number_of "$1")"; }
 cluster() { ctl cluster describe ams -o json | jq .cluster; }
 part() { cluster | jq -r --arg part "$1" '.machines[] | select(.part == $part) | .name'; }
 
-# Processes of a name on a machine, as `pid start`, where start tells one life of a pid from the next.
+# Processes of a name on a machine, as `pid start`. The start time distinguishes two processes with the same pid.
 processes() {
     # shellcheck disable=SC2016 # the machine's shell expands these
     in_machine "$(number_of "$1")" bash -c 'for pid in $(pgrep -x "$1"); do echo "$pid $(cut -d" " -f22 "/proc/$pid/stat")"; done' - "$2"
 }
-# One that became another release goes by that one's file.
+# After an update, the process has the name of the other release's file.
 role_server() { in_machine "$(number_of "$1")" pgrep -f '^[^ ]*roleserver[^ /]* run'; }
 
 is_true() { is "$(query "$1")" t; }
 
-# The update that was ordered last.
+# The most recent update.
 last_update() { ctl update get -o json | jq '[.updates[]] | max_by(.created_at)'; }
 stage_of_update() { last_update | jq -r '.ended // (if .paused then "paused" else "rolling" end)'; }
 update_is() { is "$(stage_of_update)" "$1"; }

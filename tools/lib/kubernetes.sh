@@ -1,24 +1,24 @@
 # shellcheck shell=bash
-# Where the Kubernetes programs of the tests are, which of them a run requires, and which tests were skipped without them.
+# Finds the Kubernetes programs of the tests, checks which of them a run requires, and reports tests skipped without them.
 #
-# Sourced by scripts that run in the root of the checkout. tests/all/harness/kubernetes.rs is the same for the tests.
+# Sourced by scripts that run in the root of the checkout. tests/all/harness/kubernetes.rs does the same in the tests.
 
 # shellcheck source=tools/lib/kubernetes-versions.sh
 source tools/lib/kubernetes-versions.sh
 
-# What REQUIRE_KUBERNETES may list.
+# The names that REQUIRE_KUBERNETES may list.
 kubernetes_programs=(kube-apiserver etcd kube-controller-manager kube-scheduler kubelet kube-proxy bundle)
 
-# Prints the folder that tools/kubernetes builds into. Fails when the environment names none.
+# Prints the folder that tools/kubernetes builds into. Fails if the environment defines none.
 kubernetes_cache() {
     local base=${XDG_CACHE_HOME:-}
-    # The convention is that a relative path counts as none.
+    # By convention a relative path is ignored.
     if [[ $base != /* ]]; then base=${HOME:-}/.cache; fi
     [[ $base == /* && $base != /.cache ]] || return 1
     echo "$base/shepherd"
 }
 
-# Refuses a REQUIRE_KUBERNETES that names something unknown.
+# Rejects a REQUIRE_KUBERNETES that lists an unknown name.
 kubernetes_requirements_check() {
     local name
     local -a names
@@ -31,7 +31,7 @@ kubernetes_requirements_check() {
     done
 }
 
-# kubernetes_skips_report OUTPUT: prints how many tests of each sort were skipped, and how to have them run. With CI=true it
+# kubernetes_skips_report OUTPUT: prints how many tests of each kind were skipped, and how to run them. With CI=true it
 # fails unless exactly the tests of tests/all/skipped_in_ci.txt were skipped.
 kubernetes_skips_report() {
     local output=$1 of_api_server of_bundle expected install=''
@@ -59,7 +59,7 @@ kubernetes_skips_report() {
     fi
 }
 
-# kubernetes_skipped WORDS OUTPUT: the names of the tests that printed these words.
+# kubernetes_skipped WORDS OUTPUT: prints the names of the tests whose output has these words.
 kubernetes_skipped() {
     sed -nE "s/^.*-- ([A-Za-z0-9_:]+): $1.*/\1/p" "$2" | LC_ALL=C sort -u
 }

@@ -1,20 +1,21 @@
 # shellcheck shell=bash
-# Machines of an end-to-end test, which are namespaces of this host, and the host that looks after them.
+# Machines of an end-to-end test, which are namespaces of this host, and the host that runs them.
 #
-# Each machine has a mount, network, process and host-name namespace of its own (tools/lib/machine). They, a real
-# PostgreSQL and the shepherd are inside another set of namespaces, which is the test's: nothing listens on the host's
-# network, and when the test ends, however it ends, the kernel ends all the rest. Nothing in there has the right to
+# Each machine has its own mount, network, process and host-name namespace (tools/lib/machine). The machines, a real
+# PostgreSQL and the shepherd run inside another set of namespaces, which belongs to the test: nothing listens on the host's
+# network, and when the test ends, however it ends, the kernel ends everything else. No process in there has the right to
 # reboot.
 #
-# Sourced, beside verdict.sh, by scripts that run in the root of the checkout: `enclosed` runs the script again as its
-# inside, and what is there goes by $scratch, a directory of the run. E2E_KEEP=1 keeps that.
+# Sourced together with verdict.sh by scripts that run in the root of the checkout. `enclosed` runs the script again inside
+# the namespaces, and everything in there uses $scratch, a directory of the run. E2E_KEEP=1 keeps that directory.
 
-# Process ids of machines' first processes, by their number, as the test's inside sees them, and of what waits for those.
+# By machine number: the process id of the machine's first process, as seen inside the test, and of the process that waits
+# for it.
 declare -a pids=() outer=()
 
 # ---------------------------------------------------------------- outside
 
-# must_be_root SCRIPT: before anything is built or installed for it.
+# must_be_root SCRIPT: fails unless the user is root; runs before anything is built or installed for the script.
 must_be_root() {
     if [[ $(id -u) -ne 0 ]]; then
         echo "$1 must be root: it makes network and mount namespaces, and a user in one of them" >&2
@@ -22,7 +23,7 @@ must_be_root() {
     fi
 }
 
-# enclosed SCRIPT: runs it as `SCRIPT --inside DIRECTORY`, and sees to it that nothing is left of that.
+# enclosed SCRIPT: runs `SCRIPT --inside DIRECTORY` in namespaces, and checks that the run leaves nothing behind.
 enclosed() {
     local before after ended=0
     scratch=$(mktemp -d /tmp/shepherd-e2e.XXXXXXXX)
@@ -37,7 +38,7 @@ enclosed() {
     if [[ $before == "$after" ]]; then
         verdict 0 "nothing is left on the host: no process, network name, link, mount, control group or database of the run"
     else
-        verdict 1 "something is left on the host, or went"
+        verdict 1 "the run left something on the host, or removed something"
         diff <(echo "$before") <(echo "$after") || true
         ended=1
     fi
@@ -47,7 +48,7 @@ enclosed() {
 tidy() {
     local database
     database=$(cat "$scratch/database" 2>/dev/null || true)
-    # Still there when the run was killed; its server was, too.
+    # Exists only if the run was killed, and then its server was killed, too.
     [[ -z $database ]] || rm -rf -- "$database"
     if [[ ${E2E_KEEP:-} == 1 ]]; then
         echo "# kept: $scratch"
@@ -56,7 +57,7 @@ tidy() {
     fi
 }
 
-# What a run could leave behind, by the names it uses.
+# Lists what a run could leave behind, by the names that it uses.
 left() {
     local scratch=$1 database
     database=$(cat "$scratch/database" 2>/dev/null || echo "$scratch")
@@ -68,10 +69,10 @@ left() {
     [[ $database == "$scratch" || ! -e $database ]] || echo "directory $database"
 }
 
-# Control groups of a run, the lowest first.
+# Control groups of a run, the deepest first.
 groups_of() { find /sys/fs/cgroup -depth -type d -path "*/$(basename "$1")*" 2>/dev/null || true; }
 
-# They are empty: what was in them has ended with the namespaces.
+# They are empty: their processes have ended with the namespaces.
 remove_groups() {
     local group tries
     for group in $(groups_of "$1"); do
@@ -84,7 +85,7 @@ remove_groups() {
 
 # ---------------------------------------------------------------- the host's side
 
-# A private PostgreSQL, which the shepherd logs in to by $database_password.
+# A private PostgreSQL; the shepherd logs in with $database_password.
 start_database() {
     # shellcheck source=tools/lib/postgres.sh
     source tools/lib/postgres.sh
@@ -106,7 +107,7 @@ start_database() {
 
 query() { psql -X -A -t -q -v ON_ERROR_STOP=1 -c "$1" "$(postgres_url "$database" bmdb)"; }
 
-# A /sys of the network that this is in, with the control groups that are in the one before.
+# Mounts a /sys of the current network namespace, with the control groups of the previous /sys.
 own_sys() {
     mount --rbind /sys/fs/cgroup /mnt
     mount -t sysfs sysfs /sys
@@ -114,8 +115,8 @@ own_sys() {
     umount --recursive /mnt
 }
 
-# The switch that machines and shepherd are plugged into. The address that agents call is not the one that SSH
-# comes from, so that a machine can lose the one way and keep the other.
+# The switch that connects the machines and the shepherd. The address that agents call differs from the one that SSH
+# comes from, so a machine can lose one path and keep the other.
 start_network() {
     mount -t tmpfs tmpfs /run
     own_sys
@@ -127,7 +128,7 @@ start_network() {
     ip link set switch up
 }
 
-# A machine that was bought and is off: new_machine NUMBER PORT PASSWORD_HASH, where the hash is the user keeper's.
+# Creates a machine that is off: new_machine NUMBER PORT PASSWORD_HASH, where the hash is that of the user keeper.
 new_machine() {
     local number=$1 name=m$1 port=$2 hash=${3:-'*'} directory=$scratch/m$1
     mkdir -p "$directory"/{ssh,etc}
@@ -169,7 +170,7 @@ boot_machine() {
     done
 }
 
-# Cuts a machine's power: every process in it ends at once.
+# Cuts a machine's power: all its processes end at once.
 cut_power() {
     kill -KILL "${pids[$1]}"
     wait "${outer[$1]}" || true
@@ -181,16 +182,16 @@ in_machine() {
     nsenter --target "${pids[number]}" --mount --uts --net --pid --wdns=/ -- "$@"
 }
 
-# Everything that a person is answered goes into one file as well, to be searched for secrets.
+# All output for operators is also written to one file, which is searched for secrets later.
 ctl() { "${programs:?}/shepherdctl" "$@" 2>&1 | tee -a "$scratch/answers"; }
 
 phase() { ctl get machines -o json | jq -r --arg name "$1" '.machines[] | select(.provider_id == $name) | .phase'; }
 in_phase() { is "$(phase "$1")" "$2"; }
 fact() { query "SELECT $2 FROM machine_provided JOIN $1 USING (machine_id) WHERE provider_id = '$3'"; }
-# ready_count N: so many machines are Ready.
+# ready_count N: exactly N machines are Ready.
 ready_count() { is "$(ctl get machines -o json | jq '[.machines[] | select(.phase == "Ready")] | length')" "$1"; }
 
-# What ends with a run, and what it came to: for a trap of the inside's end.
+# Cleans up at the end of a run and prints its result: for a trap inside the namespaces.
 finish() {
     local code=$?
     trap - EXIT
@@ -200,10 +201,10 @@ finish() {
     fi
     [[ -z ${shepherd:-} ]] || kill -KILL "$shepherd" 2>/dev/null || true
     [[ -z ${database:-} ]] || postgres_remove "$database"
-    # shellcheck disable=SC2154 # of verdict.sh
+    # shellcheck disable=SC2154 # set in verdict.sh
     echo "# $passed true, $failed not, after $SECONDS s"
     if [[ $failed -gt 0 ]]; then
-        echo "# the end of the shepherd's log:"
+        echo "# the last lines of the shepherd's log:"
         grep -v DEBUG "$scratch/shepherd.log" 2>/dev/null | tail -n 40 || true
         exit 1
     fi

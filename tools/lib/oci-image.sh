@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# Container images without a registry or a daemon: one layer, in the layout of the Open Container Initiative, which
+# Builds container images without a registry or a daemon: one layer, in the layout of the Open Container Initiative, which
 # `ctr images import` reads. The same files give the same bytes.
 #
 #     oci_image OUT.tar REFERENCE ENTRYPOINT PATH=FILE…
 #
-# PATH is where FILE comes to be in the image, without the first slash. Programs have to be static: there is nothing else.
-# Needs jq.
+# PATH is the path of FILE in the image, without the leading slash. Programs must be static, because the image contains
+# nothing else. Needs jq.
 
-# Files below a directory as a tar archive on standard output: no owner, no time, no order but that of their names.
+# Writes the files below a directory to standard output as a tar archive without owners and times, ordered by name.
 plain_tar() {
     local directory=$1
     shift

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # A private PostgreSQL for the tools, listening on a UNIX socket in a 0700 directory only.
 #
-# The programs have one of their own in src/bmdb/private_postgres.rs; these few lines exist because
+# The programs have their own implementation in src/bmdb/private_postgres.rs. These few lines exist because
 # that code cannot be compiled before a database has checked its statements.
 #
-# Sourced, by scripts that run in the root of the checkout.
+# Sourced by scripts that run in the root of the checkout.
 
 # Prints the directory of the server programs.
 postgres_bin() {
@@ -24,7 +24,7 @@ postgres_bin() {
     for directory in "${places[@]}"; do
         if [[ -x $directory/initdb && -x $directory/pg_ctl && -x $directory/postgres ]]; then
             printf '%s\n' "$directory"
-            # Not a bare return: in a trap that would be the status of whatever ended the script.
+            # Not a bare return: in a trap that would return the status with which the script ended.
             return 0
         fi
     done
@@ -33,7 +33,7 @@ postgres_bin() {
     return 1
 }
 
-# Runs a command as the user who may run a server: ourselves, or for root somebody else.
+# Runs a command as a user that may run a server: the current user, or for root another user.
 as_server_user() {
     if [[ $(id -u) -ne 0 ]]; then
         "$@"
@@ -45,7 +45,7 @@ as_server_user() {
     (cd / && exec setpriv --reuid="$user" --regid="$(id -g "$user")" --clear-groups -- "$@")
 }
 
-# Makes a throw-away server and prints its directory.
+# Creates a temporary server and prints its directory.
 postgres_create() {
     local bin directory
     bin=$(postgres_bin)
@@ -55,7 +55,7 @@ postgres_create() {
     printf '%s\n' "$directory"
 }
 
-# Starts the server of a directory, unless it runs.
+# Starts the server of a directory, unless it already runs.
 postgres_start() {
     local bin directory=$1
     bin=$(postgres_bin)
@@ -65,11 +65,11 @@ postgres_start() {
         start </dev/null >/dev/null
 }
 
-# Starts the server of a directory, which ends with this script, however that ends, and takes the directory with it:
+# Starts the server of a directory. When this script ends, however it ends, the server ends and the directory is removed:
 #
 #     postgres_hold DIRECTORY SETTING=VALUE…
 #
-# A child that is to outlive the script without the server closes the descriptor in the variable postgres_hold.
+# A child that must not keep the server alive after the script closes the descriptor in the variable postgres_hold.
 postgres_hold() {
     local bin directory=$1 setting end=$((SECONDS + 120))
     local -a settings=()
@@ -77,9 +77,9 @@ postgres_hold() {
     for setting in fsync=off "${@:2}"; do
         settings+=(-c "$setting")
     done
-    # shellcheck disable=SC2034 # those who source this close it
+    # shellcheck disable=SC2034 # sourcing scripts close it
     exec {postgres_hold}> >(
-        # In a session of its own, because Ctrl-C reaches a whole group and the server must be the last to stop.
+        # In its own session, because Ctrl-C reaches a whole process group and the server must be the last to stop.
         as_server_user setsid sh -c "$(cat src/bmdb/private_postgres_guardian.sh)" guardian QUIT "$directory" \
             "$bin/postgres" -D "$directory/data" -k "$directory" -c listen_addresses= -c unix_socket_permissions=0700 \
             -c port=5432 -c jit=off -c timezone=UTC "${settings[@]}" >"$directory/server.log" 2>&1

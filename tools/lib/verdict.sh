@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# What the end-to-end tests say: a line for each thing that they hold to be true, with the second it came true in.
+# The output of the end-to-end tests: one line for each checked statement, with the second in which it became true.
 #
-# Sourced, by scripts that run in the root of the checkout and have a directory of their own, $scratch.
+# Sourced by scripts that run in the root of the checkout and have their own directory, $scratch.
 
-# Lines printed so far, by what they said.
-# shellcheck disable=SC2034 # printed by whoever sources this
+# Number of lines printed so far, by verdict.
+# shellcheck disable=SC2034 # the sourcing script prints them
 passed=0 failed=0
 
 verdict() {
@@ -13,8 +13,8 @@ verdict() {
     printf '%-6s %4ds  %s\n' "$word" "$SECONDS" "$2"
 }
 
-# Runs a command as a script of its own would: its first failure ends it. In an `if` or a `||` it would go on after
-# one, and a check of several things would hold only the last.
+# Runs a command as a separate script would: its first failure ends it. In an `if` or a `||` it would continue after a
+# failure, and a check of several conditions would only depend on the last.
 code=0
 attempt() {
     set +e
@@ -36,7 +36,7 @@ tell() {
     fi
 }
 
-# ok SENTENCE COMMAND…: holds the sentence to be true when the command succeeds.
+# ok SENTENCE COMMAND…: the sentence is true if the command succeeds.
 ok() {
     local sentence=$1
     shift
@@ -44,7 +44,7 @@ ok() {
     tell "$sentence"
 }
 
-# eventually SECONDS SENTENCE COMMAND…: the same, but it may take this long to come true.
+# eventually SECONDS SENTENCE COMMAND…: the same, but the command may take this long to succeed.
 eventually() {
     local end=$((SECONDS + $1)) sentence=$2
     shift 2
@@ -58,7 +58,7 @@ eventually() {
 
 is() { [[ "$1" == "$2" ]] || { printf 'expected %s\nfound    %s\n' "$2" "$1"; return 1; }; }
 
-# refused WORDS COMMAND…: the command fails, and says so in these words.
+# refused WORDS COMMAND…: the command fails, and its output contains these words.
 refused() {
     local words=$1 answer
     shift
