@@ -16,9 +16,9 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 #[cfg(feature = "shepherd")]
 use crate::bmdb::lease::{NamedLease, lock_lease};
-use crate::model::cluster::credential::{check_holder, check_lifetime};
+use crate::model::cluster::credential::check_holder;
 use crate::model::cluster::kubernetes_user::{
-    Access, Issued, MOST, User, UserView, check_key, to_forget, view,
+    Access, Issued, MOST, User, UserView, check_key, check_lifetime, to_forget, view,
 };
 use crate::model::time::{Span, Timestamp};
 

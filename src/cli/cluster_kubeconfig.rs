@@ -34,8 +34,8 @@ use crate::cli::remote::refused;
 use crate::cli::remote_read::{at, moment};
 use crate::cli::source::Source;
 use crate::cli::tokens::span;
-use crate::model::cluster::credential::{DEFAULT_LIFETIME, check_holder, check_lifetime};
-use crate::model::cluster::kubernetes_user::{Access, PREFIX, UserView};
+use crate::model::cluster::credential::{DEFAULT_LIFETIME, check_holder};
+use crate::model::cluster::kubernetes_user::{Access, PREFIX, UserView, check_lifetime};
 use crate::model::telling::absolute;
 use crate::model::time::Span;
 use crate::proto::fleet::v1;
@@ -60,7 +60,7 @@ pub struct Kubeconfig {
         value_parser = PossibleValuesParser::new(Access::ALL.map(Access::as_str))
     )]
     pub access: String,
-    /// How long it is good: 1m to 30d
+    /// How long it is good: 1m to 7d
     #[arg(long, value_name = "SPAN", value_parser = span, default_value_t = DEFAULT_LIFETIME)]
     pub lifetime: Span,
     /// Whose it is: letters, digits, dots, dashes and underscores [default: who runs this]

@@ -9,11 +9,9 @@ use std::time::Duration;
 use crate::curator::kubernetes::authority::Subject;
 use crate::curator::kubernetes::refusal::Refusal;
 use crate::curator::pki::is_owner_name;
+use crate::model::cluster::kubernetes_user::LONGEST_LIFETIME;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::issue_kubernetes_user_request::Access;
-
-/// The longest that a user's certificate is good for.
-pub const LONGEST_LIFETIME: Duration = Duration::from_hours(7 * 24);
 
 /// What is signed for somebody, and for how long.
 pub fn decide(asked: &wire::IssueKubernetesUserRequest) -> Result<(Subject, Duration), Refusal> {
@@ -35,8 +33,8 @@ pub fn decide(asked: &wire::IssueKubernetesUserRequest) -> Result<(Subject, Dura
     if lifetime.is_zero() {
         return refused("it would expire at once; say how long it is to be good for".to_owned());
     }
-    if lifetime > LONGEST_LIFETIME {
-        let days = LONGEST_LIFETIME.as_secs() / 86_400;
+    if lifetime > LONGEST_LIFETIME.0 {
+        let days = LONGEST_LIFETIME.0.as_secs() / 86_400;
         return refused(format!(
             "a user's certificate is good for {days} days at the most: API servers know none that are revoked"
         ));

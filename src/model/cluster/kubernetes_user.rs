@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::model::cluster::credential::SHORTEST_LIFETIME;
 use crate::model::process::UnknownName;
 use crate::model::time::{Span, Timestamp, after, between};
 
@@ -23,6 +24,8 @@ pub const PREFIX: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
     0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
+/// Longest lifetime of such a certificate: no API server can check whether one was revoked. Curators enforce it too.
+pub const LONGEST_LIFETIME: Span = Span::hours(7 * 24);
 /// How long the curators may take to sign what was asked for.
 const LAPSES: Duration = Duration::from_hours(1);
 /// How long one that is over is shown.
@@ -193,6 +196,17 @@ pub fn check_key(public_key: &[u8]) -> Result<(), String> {
         .ok_or_else(|| "it is no public key of ECDSA P-256 (`SubjectPublicKeyInfo`, DER)".to_owned())
 }
 
+/// Checks the lifetime that a request has; the error is a sentence.
+pub fn check_lifetime(lifetime: Span) -> Result<(), String> {
+    if lifetime < SHORTEST_LIFETIME || lifetime > LONGEST_LIFETIME {
+        return Err(format!(
+            "a certificate for API servers is valid for {SHORTEST_LIFETIME} to {LONGEST_LIFETIME}, not for {lifetime}: no \
+             API server can check whether one was revoked"
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,6 +255,19 @@ mod tests {
                 "{expected}"
             );
             assert_eq!(view(&users[0], now).state, expected);
+        }
+    }
+
+    #[test]
+    fn lifetime_is_from_a_minute_to_a_week() {
+        for (lifetime, good) in [
+            (Span::seconds(59), false),
+            (Span::minutes(1), true),
+            (Span::hours(7 * 24), true),
+            (Span::seconds(7 * 24 * 3_600 + 1), false),
+            (Span::hours(30 * 24), false),
+        ] {
+            assert_eq!(check_lifetime(lifetime).is_ok(), good, "{lifetime}");
         }
     }
 

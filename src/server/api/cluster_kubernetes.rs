@@ -6,9 +6,9 @@ use crate::bmdb::cluster::target;
 use crate::bmdb::cluster_kubernetes::Wish;
 use crate::bmdb::cluster_kubernetes_user::{NewUser, kubernetes_users};
 use crate::bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
-use crate::model::cluster::credential::{DEFAULT_LIFETIME, check_holder, check_lifetime};
+use crate::model::cluster::credential::{DEFAULT_LIFETIME, check_holder};
 use crate::model::cluster::kubernetes::{Clash, Component, Keys, OnNode, Rotation, Storage};
-use crate::model::cluster::kubernetes_user::{Access, UserView, check_key};
+use crate::model::cluster::kubernetes_user::{Access, UserView, check_key, check_lifetime};
 use crate::model::cluster::kubernetes_view::{BundleView, KubernetesView, UpgradeView};
 use crate::model::cluster::upgrade::DEADLINE;
 use crate::model::process::UnknownName;
@@ -76,7 +76,7 @@ fn new_user(asked: &v1::IssueClusterKubernetesUserRequest) -> Result<NewUser, St
     let lifetime = match asked.lifetime.as_str() {
         "" => DEFAULT_LIFETIME,
         said => said.parse::<Span>().map_err(|_| {
-            wrong("lifetime", format!("{said:?} is no length of time; write for example 8h or 30d"))
+            wrong("lifetime", format!("{said:?} is no length of time; write for example 8h or 7d"))
         })?,
     };
     check_lifetime(lifetime).map_err(|said| wrong("lifetime", said))?;

@@ -119,6 +119,7 @@ const SCRIPT: &[&str] = &[
     "cluster kubernetes set ams --bundle one --reason services",
     "cluster kubernetes rotate ams --what clients --reason stolen",
     "cluster kubeconfig ams --output_file HOME/ams.yaml --reason look",
+    "cluster kubeconfig ams --lifetime 30d --reason look",
     "cluster upgrade ams --rollback --reason pods",
     "cluster upgrade ams --kubernetes one --reason next --dry_run",
     "cluster kubernetes remove ams --reason over",
