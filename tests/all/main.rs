@@ -32,6 +32,7 @@ mod clusters;
 mod command_line;
 mod control_loops;
 mod curator;
+mod cycles;
 mod database_login;
 mod demo;
 mod dependencies;
