@@ -11,44 +11,44 @@ WITH listening AS MATERIALIZED (
            (SELECT min(l.since) FROM fleet_listening l
              WHERE l.last_commit > clock_timestamp() - p.listening_gap_ms * INTERVAL '1 millisecond') AS since
     FROM policy p LIMIT 1),
-come AS MATERIALIZED (
+due_timer AS MATERIALIZED (
     SELECT d.machine_id, d.lane
     FROM machine_due d
     WHERE d.timer AND d.lease_session IS NULL AND d.ready_at <= now() AND d.rules_version <= $1
     ORDER BY d.ready_at LIMIT 1000
     FOR UPDATE OF d SKIP LOCKED),
-known AS MATERIALIZED (
-    SELECT come.machine_id, come.lane,
-           (SELECT a.started_at FROM machine_agent_started a WHERE a.machine_id = come.machine_id) AS started,
-           heard.at AS heard
-    FROM come
+last_contact AS MATERIALIZED (
+    SELECT due_timer.machine_id, due_timer.lane,
+           (SELECT a.started_at FROM machine_agent_started a WHERE a.machine_id = due_timer.machine_id) AS started,
+           last_heartbeat.at AS last_heartbeat
+    FROM due_timer
     LEFT JOIN LATERAL (
-        SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = come.machine_id
-        FOR NO KEY UPDATE SKIP LOCKED) heard ON TRUE
-    WHERE heard.at IS NOT NULL
-       OR (SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = come.machine_id) IS NULL),
-truth AS MATERIALIZED (
+        SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = due_timer.machine_id
+        FOR NO KEY UPDATE SKIP LOCKED) last_heartbeat ON TRUE
+    WHERE last_heartbeat.at IS NOT NULL
+       OR (SELECT h.at FROM machine_agent_heartbeat h WHERE h.machine_id = due_timer.machine_id) IS NULL),
+silence_deadline AS MATERIALIZED (
     SELECT k.machine_id, k.lane,
            CASE WHEN l.since IS NULL THEN clock_timestamp() + l.silence
-                WHEN k.heard IS NULL THEN GREATEST(k.started, l.since) + l.first
-                ELSE GREATEST(k.heard, k.started, l.since) + l.silence END AS silent_from
-    FROM known k CROSS JOIN listening l
+                WHEN k.last_heartbeat IS NULL THEN GREATEST(k.started, l.since) + l.first
+                ELSE GREATEST(k.last_heartbeat, k.started, l.since) + l.silence END AS silent_from
+    FROM last_contact k CROSS JOIN listening l
     WHERE k.started IS NOT NULL),
-armed AS (
+rearmed_lane AS (
     UPDATE machine_due d
-    SET ready_at = GREATEST(truth.silent_from, now()),
-        timer = truth.silent_from > now(),
-        phase_index = CASE WHEN truth.silent_from > now() THEN d.phase_index ELSE 'Silent' END,
-        phase_since = CASE WHEN truth.silent_from > now() THEN d.phase_since ELSE now() END,
-        reason = CASE WHEN truth.silent_from > now() THEN d.reason
+    SET ready_at = GREATEST(silence_deadline.silent_from, now()),
+        timer = silence_deadline.silent_from > now(),
+        phase_index = CASE WHEN silence_deadline.silent_from > now() THEN d.phase_index ELSE 'Silent' END,
+        phase_since = CASE WHEN silence_deadline.silent_from > now() THEN d.phase_since ELSE now() END,
+        reason = CASE WHEN silence_deadline.silent_from > now() THEN d.reason
                       ELSE 'its agent has not reported for too long' END,
         version = d.version + 1
-    FROM truth
-    WHERE d.machine_id = truth.machine_id AND d.lane = truth.lane
+    FROM silence_deadline
+    WHERE d.machine_id = silence_deadline.machine_id AND d.lane = silence_deadline.lane
       AND d.timer AND d.lease_session IS NULL AND d.ready_at <= now() AND d.rules_version <= $1
     RETURNING d.machine_id, d.timer),
-told AS (
+history_row AS (
     INSERT INTO history (machine_id, at, event, detail)
     SELECT machine_id, clock_timestamp(), 'Silent', 'its agent has not reported for too long'
-    FROM armed WHERE NOT timer)
-SELECT count(*) AS "moved!", count(*) FILTER (WHERE NOT timer) AS "fired!" FROM armed
+    FROM rearmed_lane WHERE NOT timer)
+SELECT count(*) AS "moved!", count(*) FILTER (WHERE NOT timer) AS "fired!" FROM rearmed_lane

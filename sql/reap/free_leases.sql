@@ -1,5 +1,5 @@
 -- What somebody has locked is left to the next time, and keeps nobody else waiting.
-WITH lost AS MATERIALIZED (
+WITH lost_lease AS MATERIALIZED (
     SELECT l.kind, l.name, l.lease_session
     FROM named_lease l
     JOIN session s ON s.session_id = l.lease_session AND s.closed_at IS NOT NULL
@@ -7,6 +7,6 @@ WITH lost AS MATERIALIZED (
     FOR UPDATE OF l SKIP LOCKED)
 UPDATE named_lease l
 SET lease_session = NULL
-FROM lost
-WHERE l.kind = lost.kind AND l.name = lost.name AND l.lease_session = lost.lease_session
+FROM lost_lease
+WHERE l.kind = lost_lease.kind AND l.name = lost_lease.name AND l.lease_session = lost_lease.lease_session
 RETURNING l.kind, l.name

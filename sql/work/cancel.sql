@@ -1,24 +1,24 @@
-WITH guard AS MATERIALIZED (
+WITH live_session AS MATERIALIZED (
     SELECT session_id FROM session
     WHERE session_id = $1 AND closed_at IS NULL AND deadline > clock_timestamp()
     FOR KEY SHARE),
-freed AS (
+released_lease AS (
     UPDATE machine_due d
     SET lease_session = NULL
     WHERE d.machine_id = $2 AND d.lane = $3 AND d.fence = $4 AND d.lease_session = $1
-      AND EXISTS (SELECT 1 FROM guard)
+      AND EXISTS (SELECT 1 FROM live_session)
     RETURNING d.machine_id, d.lane, d.fence, $1::UUID AS session_id),
-gone AS (
-    DELETE FROM work w USING freed f WHERE w.machine_id = f.machine_id AND w.lane = f.lane
+deleted_work AS (
+    DELETE FROM work w USING released_lease f WHERE w.machine_id = f.machine_id AND w.lane = f.lane
     RETURNING w.machine_id, w.lane, w.fence, w.process, w.session_id),
-told AS (
+history_row AS (
     INSERT INTO history (machine_id, at, event, edge, lane, fence, process, session_id, detail)
     SELECT machine_id, clock_timestamp(), 'Cancelled', 'end', lane, fence, process, session_id, $5
-    FROM gone),
-settled AS (
+    FROM deleted_work),
+resolved_intent AS (
     UPDATE intent i
     SET settled_at = clock_timestamp(), outcome = 'unknown: the work was cancelled in the middle'
-    FROM freed f
+    FROM released_lease f
     WHERE i.machine_id = f.machine_id AND i.session_id = f.session_id AND i.fence = f.fence
       AND i.settled_at IS NULL)
-SELECT count(*) AS "cancelled!" FROM freed
+SELECT count(*) AS "cancelled!" FROM released_lease

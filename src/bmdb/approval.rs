@@ -168,7 +168,7 @@ pub(crate) async fn gate(
     match decide(policy, order.dry_run, asked, now) {
         Verdict::Free => Ok(None),
         Verdict::Approved(by) => {
-            sqlx::query_file!("sql/approval/use.sql", approval)
+            sqlx::query_file!("sql/approval/mark_used.sql", approval)
                 .execute(tx)
                 .await
                 .doing("using an approval")?;
@@ -205,7 +205,7 @@ pub(crate) async fn gate(
 /// Writes down that an order waits for another admin.
 pub(crate) async fn ask(tx: &mut PgConnection, order: &Order, wanted: &Wanted) -> Result<(), BmdbError> {
     sqlx::query_file!(
-        "sql/approval/ask.sql",
+        "sql/approval/upsert_request.sql",
         wanted.approval,
         order.actor.name,
         order.actor.credential,

@@ -152,7 +152,7 @@ impl Bmdb {
         let row = self
             .statement(WHAT, move |connection| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/artefact/of_digest.sql", sha256.0.as_slice())
+                    sqlx::query_file!("sql/artefact/find_by_digest.sql", sha256.0.as_slice())
                         .fetch_optional(connection)
                         .await
                 })
@@ -166,7 +166,7 @@ impl Bmdb {
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         self.statement("reading a piece of an artefact", move |connection| {
             Box::pin(async move {
-                sqlx::query_file_scalar!("sql/artefact/piece.sql", sha256.0.as_slice(), number)
+                sqlx::query_file_scalar!("sql/artefact/read_piece.sql", sha256.0.as_slice(), number)
                     .fetch_optional(connection)
                     .await
             })
@@ -179,9 +179,13 @@ impl Bmdb {
         let phase = self
             .statement("looking whose a key is", move |connection| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/artefact/agent.sql", machine.0, public_key.as_slice())
-                        .fetch_optional(connection)
-                        .await
+                    sqlx::query_file_scalar!(
+                        "sql/artefact/find_agent_phase.sql",
+                        machine.0,
+                        public_key.as_slice()
+                    )
+                    .fetch_optional(connection)
+                    .await
                 })
             })
             .await?;
@@ -199,11 +203,11 @@ impl Bmdb {
             .transact(WHAT, move |tx| {
                 Box::pin(async move {
                     let digest = sha256.0.as_slice();
-                    let row = sqlx::query_file!("sql/artefact/of_digest.sql", digest)
+                    let row = sqlx::query_file!("sql/artefact/find_by_digest.sql", digest)
                         .fetch_optional(&mut *tx)
                         .await
                         .doing(WHAT)?;
-                    let there = sqlx::query_file_scalar!("sql/artefact/numbers.sql", digest)
+                    let there = sqlx::query_file_scalar!("sql/artefact/list_piece_numbers.sql", digest)
                         .fetch_all(tx)
                         .await
                         .doing(WHAT)?;
@@ -255,8 +259,11 @@ async fn begin(tx: &mut PgConnection, sha256: Sha256, size: u64) -> Result<Begun
         // One of the two sizes was wrong, and so is everything that was brought for it.
         Some(known) if known.size != bytes => remove(tx, sha256).await?,
         Some(_) => {
-            sqlx::query_file!("sql/artefact/go_on.sql", digest).execute(&mut *tx).await.doing(BRINGING)?;
-            let there = sqlx::query_file_scalar!("sql/artefact/numbers.sql", digest)
+            sqlx::query_file!("sql/artefact/touch_upload.sql", digest)
+                .execute(&mut *tx)
+                .await
+                .doing(BRINGING)?;
+            let there = sqlx::query_file_scalar!("sql/artefact/list_piece_numbers.sql", digest)
                 .fetch_all(&mut *tx)
                 .await
                 .doing(BRINGING)?;
@@ -264,7 +271,8 @@ async fn begin(tx: &mut PgConnection, sha256: Sha256, size: u64) -> Result<Begun
         }
         None => {}
     }
-    let counts = sqlx::query_file!("sql/artefact/counts.sql").fetch_one(&mut *tx).await.doing(BRINGING)?;
+    let counts =
+        sqlx::query_file!("sql/artefact/count_artefacts.sql").fetch_one(&mut *tx).await.doing(BRINGING)?;
     if counts.artefacts >= MOST {
         let said = format!(
             "there are {MOST} artefacts, and can be no more; shepherdctl artefacts delete removes one"
@@ -278,7 +286,7 @@ async fn begin(tx: &mut PgConnection, sha256: Sha256, size: u64) -> Result<Begun
         );
         return Err(refused("TOO_MANY_ARTEFACTS", said));
     }
-    sqlx::query_file!("sql/artefact/begin.sql", digest, bytes, Uuid::new_v4())
+    sqlx::query_file!("sql/artefact/insert_upload.sql", digest, bytes, Uuid::new_v4())
         .execute(&mut *tx)
         .await
         .doing(BRINGING)?;
@@ -287,7 +295,7 @@ async fn begin(tx: &mut PgConnection, sha256: Sha256, size: u64) -> Result<Begun
 
 async fn put(tx: &mut PgConnection, sha256: Sha256, number: u64, piece: &[u8]) -> Result<(), BmdbError> {
     let digest = sha256.0.as_slice();
-    let known = sqlx::query_file!("sql/artefact/of_digest.sql", digest).fetch_optional(&mut *tx).await;
+    let known = sqlx::query_file!("sql/artefact/find_by_digest.sql", digest).fetch_optional(&mut *tx).await;
     let Some(known) = known.doing(BRINGING)? else {
         return Err(refused("NOT_BEGUN", "no artefact of this digest was begun; begin with it first"));
     };
@@ -302,14 +310,17 @@ async fn put(tx: &mut PgConnection, sha256: Sha256, number: u64, piece: &[u8]) -
         return Err(refused("WRONG_PIECE", said));
     }
     let number = i64::try_from(number).unwrap_or(i64::MAX);
-    sqlx::query_file!("sql/artefact/put.sql", digest, number, piece).execute(tx).await.doing(BRINGING)?;
+    sqlx::query_file!("sql/artefact/insert_piece.sql", digest, number, piece)
+        .execute(tx)
+        .await
+        .doing(BRINGING)?;
     Ok(())
 }
 
 async fn remove(tx: &mut PgConnection, sha256: Sha256) -> Result<(), BmdbError> {
     let digest = sha256.0.as_slice();
-    sqlx::query_file!("sql/artefact/remove_pieces.sql", digest).execute(&mut *tx).await.doing(BRINGING)?;
-    sqlx::query_file!("sql/artefact/remove.sql", digest).execute(tx).await.doing(BRINGING)?;
+    sqlx::query_file!("sql/artefact/delete_pieces.sql", digest).execute(&mut *tx).await.doing(BRINGING)?;
+    sqlx::query_file!("sql/artefact/delete.sql", digest).execute(tx).await.doing(BRINGING)?;
     Ok(())
 }
 
@@ -388,10 +399,17 @@ async fn add(
         }
     };
     begin_attempt(tx, order).await?;
-    sqlx::query_file_scalar!("sql/artefact/added.sql", digest, upload, name, order.actor.name, kubernetes)
-        .fetch_optional(&mut *tx)
-        .await
-        .doing(BRINGING)?;
+    sqlx::query_file_scalar!(
+        "sql/artefact/mark_added.sql",
+        digest,
+        upload,
+        name,
+        order.actor.name,
+        kubernetes
+    )
+    .fetch_optional(&mut *tx)
+    .await
+    .doing(BRINGING)?;
     end_attempt(tx, order).await?;
     let what = kubernetes.map(|version| format!(" as a bundle of Kubernetes {version}")).unwrap_or_default();
     let said = format!("is added{what}, {} bytes; every shepherd has it for its machines", known.size);
@@ -410,7 +428,7 @@ async fn delete(tx: &mut PgConnection, order: &Order, artefact: &str) -> Result<
         .fetch_optional(&mut *tx)
         .await
         .doing("removing an artefact")?;
-    let used = sqlx::query_file_scalar!("sql/release/uses.sql", sha256.0.as_slice())
+    let used = sqlx::query_file_scalar!("sql/roll_out/find_active_by_digest.sql", sha256.0.as_slice())
         .fetch_optional(&mut *tx)
         .await
         .doing("removing an artefact")?;
@@ -421,7 +439,7 @@ async fn delete(tx: &mut PgConnection, order: &Order, artefact: &str) -> Result<
         );
         return Err(refused("IN_USE", said));
     }
-    let runs = sqlx::query_file!("sql/artefact/kubernetes.sql", sha256.0.as_slice())
+    let runs = sqlx::query_file!("sql/artefact/find_kubernetes_cluster.sql", sha256.0.as_slice())
         .fetch_optional(&mut *tx)
         .await
         .doing("removing an artefact")?;
@@ -441,7 +459,7 @@ async fn delete(tx: &mut PgConnection, order: &Order, artefact: &str) -> Result<
         return Err(refused("IN_USE", said));
     }
     let digits = hex::encode(sha256.0);
-    let named = sqlx::query_file!("sql/artefact/declared.sql", digits.as_bytes())
+    let named = sqlx::query_file!("sql/artefact/find_declaring_role.sql", digits.as_bytes())
         .fetch_optional(&mut *tx)
         .await
         .doing("removing an artefact")?;

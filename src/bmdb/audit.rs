@@ -35,8 +35,8 @@ use crate::model::label::Labels;
 use crate::model::second_person::Grave;
 use crate::model::time::Timestamp;
 
-const SAVEPOINT: &str = include_str!("../../sql/action/savepoint.sql");
-const UNDO: &str = include_str!("../../sql/action/undo.sql");
+const SAVEPOINT: &str = include_str!("../../sql/dry_run/savepoint.sql");
+const UNDO: &str = include_str!("../../sql/dry_run/roll_back.sql");
 const WHAT: &str = "carrying out an order";
 /// How often an order is begun anew because the same one was given at once.
 const TRIES: usize = 3;
@@ -309,7 +309,7 @@ async fn carry_out(
         let rescheduled = reschedule(bmdb, tx, machine, &rows).await?;
         if version(tx, machine).await? == found {
             // The schedule is as it was, and what was ordered about is not: whoever saw it before must hear.
-            sqlx::query_file!("sql/action/next_version.sql", machine.0)
+            sqlx::query_file!("sql/schedule/increment_version.sql", machine.0)
                 .execute(&mut *tx)
                 .await
                 .doing(WHAT)?;
@@ -326,7 +326,7 @@ async fn carry_out(
 
 /// A machine's labels.
 pub async fn labels(tx: &mut PgConnection, machine: MachineId) -> Result<Labels, BmdbError> {
-    let stored = sqlx::query_file_scalar!("sql/facts/labels.sql", machine.0)
+    let stored = sqlx::query_file_scalar!("sql/facts/read_labels.sql", machine.0)
         .fetch_optional(tx)
         .await
         .doing("reading a machine's labels")?;
@@ -357,7 +357,7 @@ pub(crate) async fn end_attempt(tx: &mut PgConnection, order: &Order) -> Result<
 
 /// The version of a machine's schedule.
 pub async fn version(tx: &mut PgConnection, machine: MachineId) -> Result<i64, BmdbError> {
-    sqlx::query_file_scalar!("sql/inspect/version.sql", machine.0)
+    sqlx::query_file_scalar!("sql/inspect/read_machine_version.sql", machine.0)
         .fetch_optional(tx)
         .await
         .doing("reading a machine's version")?
@@ -367,7 +367,7 @@ pub async fn version(tx: &mut PgConnection, machine: MachineId) -> Result<i64, B
 /// What was said to this order when it was given before.
 pub(crate) async fn given_before(tx: &mut PgConnection, order: &Order) -> Result<Option<Carried>, BmdbError> {
     let Some(key) = order.idempotency_key.as_ref().filter(|_| !order.dry_run) else { return Ok(None) };
-    let found = sqlx::query_file!("sql/audit/by_key.sql", order.actor.name, key)
+    let found = sqlx::query_file!("sql/audit/find_by_idempotency_key.sql", order.actor.name, key)
         .fetch_optional(tx)
         .await
         .doing("looking for an order in the audit")?;
@@ -447,7 +447,7 @@ pub async fn lines(
     match machine {
         None => sqlx::query_file_as!(AuditLine, "sql/audit/list.sql", at, audit, limit).fetch_all(tx).await,
         Some(machine) => {
-            sqlx::query_file_as!(AuditLine, "sql/audit/of_machine.sql", at, audit, limit, machine.0)
+            sqlx::query_file_as!(AuditLine, "sql/audit/list_of_machine.sql", at, audit, limit, machine.0)
                 .fetch_all(tx)
                 .await
         }

@@ -58,18 +58,21 @@ pub async fn bounds(tx: &mut PgConnection, policy: &Policy) -> Result<Bounds, Bm
 async fn used(tx: &mut PgConnection, kind: BudgetKind, budget: Option<Budget>) -> Result<Used, BmdbError> {
     let Some(budget) = budget else { return Ok(Used::default()) };
     let window = budget.window.float_milliseconds();
-    let found = sqlx::query_file!("sql/intent/used.sql", kind.as_str(), window)
+    let found = sqlx::query_file!("sql/intent/count_budget_use.sql", kind.as_str(), window)
         .fetch_one(&mut *tx)
         .await
         .doing(WHAT)?;
     let count = u32::try_from(found.count).unwrap_or(u32::MAX);
     let frees = match budget.count.checked_sub(1) {
-        Some(but) if count > but => {
-            sqlx::query_file_scalar!("sql/budget/frees.sql", kind.as_str(), window, i64::from(but))
-                .fetch_optional(tx)
-                .await
-                .doing(WHAT)?
-        }
+        Some(but) if count > but => sqlx::query_file_scalar!(
+            "sql/intent/find_budget_release.sql",
+            kind.as_str(),
+            window,
+            i64::from(but)
+        )
+        .fetch_optional(tx)
+        .await
+        .doing(WHAT)?,
         _ => None,
     };
     Ok(Used { count, frees })

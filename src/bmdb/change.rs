@@ -231,7 +231,7 @@ pub(crate) async fn apply(
     match change {
         FactChange::Provided { provider, provider_id, details } => {
             sqlx::query_file!(
-                "sql/change/provided_set.sql",
+                "sql/facts/insert_provided.sql",
                 id,
                 provider,
                 provider_id,
@@ -247,7 +247,7 @@ pub(crate) async fn apply(
         }
         FactChange::ProviderLooked { details, unchanged } => {
             sqlx::query_file!(
-                "sql/change/provider_looked.sql",
+                "sql/facts/update_provided.sql",
                 id,
                 details.reservation.as_deref(),
                 details.address.as_deref(),
@@ -262,7 +262,7 @@ pub(crate) async fn apply(
         }
         FactChange::AgentStarted(agent) => {
             sqlx::query_file!(
-                "sql/change/agent_started.sql",
+                "sql/facts/upsert_agent_started.sql",
                 id,
                 agent.public_key,
                 agent.boot_id.as_deref(),
@@ -274,58 +274,63 @@ pub(crate) async fn apply(
             .await
         }
         FactChange::AgentForgotten => {
-            sqlx::query_file!("sql/change/agent_forgotten.sql", id).execute(&mut *tx).await.doing(WHAT)?;
-            sqlx::query_file!("sql/change/heartbeat_forgotten.sql", id).execute(tx).await
+            sqlx::query_file!("sql/facts/delete_agent_started.sql", id)
+                .execute(&mut *tx)
+                .await
+                .doing(WHAT)?;
+            sqlx::query_file!("sql/facts/delete_heartbeat.sql", id).execute(tx).await
         }
         FactChange::HostKeyPinned { algorithm, public_key, source } => {
-            sqlx::query_file!("sql/change/host_key_pinned.sql", id, algorithm, public_key, source.as_str())
+            sqlx::query_file!("sql/facts/upsert_host_key.sql", id, algorithm, public_key, source.as_str())
                 .execute(tx)
                 .await
         }
         FactChange::HostKeyRefused { algorithm, public_key } => {
-            sqlx::query_file!("sql/change/host_key_refused.sql", id, algorithm, public_key).execute(tx).await
+            sqlx::query_file!("sql/facts/set_refused_host_key.sql", id, algorithm, public_key)
+                .execute(tx)
+                .await
         }
         FactChange::HostKeyProven => {
-            sqlx::query_file!("sql/change/host_key_proven.sql", id).execute(tx).await
+            sqlx::query_file!("sql/facts/clear_refused_host_key.sql", id).execute(tx).await
         }
         FactChange::Recovery(recovery) => return set_recovery(tx, machine, recovery).await,
         FactChange::RecoveryCleared => {
-            sqlx::query_file!("sql/change/recovery_cleared.sql", id).execute(tx).await
+            sqlx::query_file!("sql/facts/delete_recovery.sql", id).execute(tx).await
         }
         FactChange::NeedsHuman { obstacle, reason } => {
-            sqlx::query_file!("sql/change/needs_human_set.sql", id, obstacle.as_str(), reason)
+            sqlx::query_file!("sql/facts/upsert_needs_human.sql", id, obstacle.as_str(), reason)
                 .execute(tx)
                 .await
         }
         FactChange::NeedsHumanHeard => {
-            sqlx::query_file!("sql/change/needs_human_heard.sql", id).execute(tx).await
+            sqlx::query_file!("sql/facts/mark_needs_human_reporting.sql", id).execute(tx).await
         }
         FactChange::NeedsHumanCleared => {
-            sqlx::query_file!("sql/change/needs_human_cleared.sql", id).execute(tx).await
+            sqlx::query_file!("sql/facts/delete_needs_human.sql", id).execute(tx).await
         }
         FactChange::Quarantined(reason) => {
-            sqlx::query_file!("sql/change/quarantine_set.sql", id, reason).execute(tx).await
+            sqlx::query_file!("sql/facts/upsert_quarantine.sql", id, reason).execute(tx).await
         }
         FactChange::QuarantineCleared => {
-            sqlx::query_file!("sql/change/quarantine_cleared.sql", id).execute(tx).await
+            sqlx::query_file!("sql/facts/delete_quarantine.sql", id).execute(tx).await
         }
         FactChange::Labelled(labels) if labels.is_empty() => {
-            sqlx::query_file!("sql/change/labels_cleared.sql", id).execute(tx).await
+            sqlx::query_file!("sql/facts/delete_labels.sql", id).execute(tx).await
         }
         FactChange::Labelled(labels) => {
-            sqlx::query_file!("sql/change/labels_set.sql", id, serde_json::json!(labels)).execute(tx).await
+            sqlx::query_file!("sql/facts/upsert_labels.sql", id, serde_json::json!(labels)).execute(tx).await
         }
         FactChange::Prioritized { level, reason, by, until } => {
-            sqlx::query_file!("sql/change/priority_set.sql", id, level.as_str(), reason, by, *until)
+            sqlx::query_file!("sql/facts/upsert_priority.sql", id, level.as_str(), reason, by, *until)
                 .execute(tx)
                 .await
         }
         FactChange::PriorityCleared => {
-            sqlx::query_file!("sql/change/priority_cleared.sql", id).execute(tx).await
+            sqlx::query_file!("sql/facts/delete_priority.sql", id).execute(tx).await
         }
         FactChange::Held(hold) => {
             sqlx::query_file!(
-                "sql/change/hold_set.sql",
+                "sql/facts/upsert_hold.sql",
                 id,
                 hold.scope.as_str(),
                 hold.reason,
@@ -335,10 +340,10 @@ pub(crate) async fn apply(
             .execute(tx)
             .await
         }
-        FactChange::HoldCleared => sqlx::query_file!("sql/change/hold_cleared.sql", id).execute(tx).await,
+        FactChange::HoldCleared => sqlx::query_file!("sql/facts/delete_hold.sql", id).execute(tx).await,
         FactChange::Postponed(process, wait) => {
             sqlx::query_file!(
-                "sql/change/postponed_set.sql",
+                "sql/facts/upsert_postponement.sql",
                 id,
                 process.as_str(),
                 wait.until,
@@ -349,11 +354,11 @@ pub(crate) async fn apply(
             .await
         }
         FactChange::PostponementCleared(process) => {
-            sqlx::query_file!("sql/change/postponed_cleared.sql", id, process.as_str()).execute(tx).await
+            sqlx::query_file!("sql/facts/delete_postponement.sql", id, process.as_str()).execute(tx).await
         }
         FactChange::Backoff(process, backoff) => {
             sqlx::query_file!(
-                "sql/change/backoff_set.sql",
+                "sql/facts/upsert_backoff.sql",
                 id,
                 process.as_str(),
                 i64::from(backoff.failures),
@@ -365,13 +370,13 @@ pub(crate) async fn apply(
             .await
         }
         FactChange::BackoffCleared(process) => {
-            sqlx::query_file!("sql/change/backoff_cleared.sql", id, process.as_str()).execute(tx).await
+            sqlx::query_file!("sql/facts/delete_backoff.sql", id, process.as_str()).execute(tx).await
         }
         FactChange::Retirement(change) => return retirement::apply(tx, machine, change).await,
         FactChange::Power(change) => return power_order::apply(tx, machine, change).await,
         FactChange::Heartbeat(beat) => {
             sqlx::query_file!(
-                "sql/change/heartbeat_set.sql",
+                "sql/facts/upsert_heartbeat.sql",
                 id,
                 beat.boot_id,
                 beat.incarnation,
@@ -383,7 +388,7 @@ pub(crate) async fn apply(
         }
         FactChange::HardwareReport(report) => {
             sqlx::query_file!(
-                "sql/change/hardware_report_set.sql",
+                "sql/facts/upsert_hardware_report.sql",
                 id,
                 report.incarnation,
                 report.report,
@@ -398,7 +403,7 @@ pub(crate) async fn apply(
         }
         FactChange::ClusterReport(report) => {
             sqlx::query_file!(
-                "sql/cluster/report.sql",
+                "sql/cluster/upsert_report.sql",
                 id,
                 report.generation,
                 report.key.as_ref().map(<[u8; 32]>::as_slice),
@@ -412,7 +417,7 @@ pub(crate) async fn apply(
         }
         FactChange::ReleaseReport(report) => {
             sqlx::query_file!(
-                "sql/release/report.sql",
+                "sql/roll_out/upsert_report.sql",
                 id,
                 report.generation,
                 report.sha256.as_slice(),
@@ -423,7 +428,7 @@ pub(crate) async fn apply(
         }
         FactChange::InstallationReport { generation, error } => {
             sqlx::query_file!(
-                "sql/change/installation_report_set.sql",
+                "sql/facts/upsert_installation_report.sql",
                 id,
                 generation,
                 error.is_none(),
@@ -444,7 +449,7 @@ async fn set_recovery(
 ) -> Result<(), BmdbError> {
     let acted = recovery.acted.as_ref();
     sqlx::query_file!(
-        "sql/change/recovery_set.sql",
+        "sql/facts/upsert_recovery.sql",
         machine.0,
         recovery.started_at,
         i64::try_from(recovery.rung).unwrap_or(i64::MAX),

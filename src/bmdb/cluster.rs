@@ -269,7 +269,7 @@ pub async fn clusters(tx: &mut PgConnection, name: Option<&str>) -> Result<Vec<C
 
 /// The machines of a cluster, in the order in which they were chosen.
 pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<MachineLine>, BmdbError> {
-    let rows = sqlx::query_file!("sql/cluster/machines.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/cluster/list_machines.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
     rows.into_iter()
         .map(|row| {
             let machine = MachineId(row.machine_id);
@@ -327,7 +327,10 @@ pub(crate) async fn part_of(
     tx: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<PartOfCluster>, BmdbError> {
-    let row = sqlx::query_file!("sql/cluster/part_of.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
+    let row = sqlx::query_file!("sql/cluster/read_membership_of_machine.sql", machine.0)
+        .fetch_optional(tx)
+        .await
+        .doing(WHAT)?;
     Ok(row.map(|row| PartOfCluster {
         name: row.name,
         part: row.part,
@@ -418,7 +421,7 @@ pub(crate) async fn with_all(
 ) -> Result<ClusterAndMachines, BmdbError> {
     let machines = machines(tx, cluster.id).await?;
     let declarations = declarations(tx, cluster.id).await?;
-    let keys = sqlx::query_file_scalar!("sql/cluster/left_nodes.sql", cluster.id)
+    let keys = sqlx::query_file_scalar!("sql/cluster/list_left_node_keys.sql", cluster.id)
         .fetch_all(&mut *tx)
         .await
         .doing(WHAT)?;
@@ -575,7 +578,7 @@ async fn alter(
     }
     begin_attempt(tx, order).await?;
     sqlx::query_file!(
-        "sql/cluster/change.sql",
+        "sql/cluster/update_spec.sql",
         id,
         i64::from(wanted.control_plane),
         i64::from(wanted.workers),
@@ -607,7 +610,8 @@ async fn approve(
         return Ok(carried);
     }
     let (id, _) = locked(tx, name).await?;
-    let members = sqlx::query_file!("sql/cluster/members.sql", id).fetch_all(&mut *tx).await.doing(WHAT)?;
+    let members =
+        sqlx::query_file!("sql/cluster/list_member_keys.sql", id).fetch_all(&mut *tx).await.doing(WHAT)?;
     let known = members.into_iter().find(|member| {
         member.machine_id.to_string() == machine || member.provider_id.as_deref() == Some(machine)
     });
@@ -626,7 +630,7 @@ async fn approve(
         return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
     };
     begin_attempt(tx, order).await?;
-    let key = sqlx::query_file_scalar!("sql/cluster/approve.sql", member.machine_id, id)
+    let key = sqlx::query_file_scalar!("sql/cluster/approve_member.sql", member.machine_id, id)
         .fetch_optional(&mut *tx)
         .await
         .doing("letting a machine into a cluster")?;
@@ -648,7 +652,7 @@ async fn delete(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carr
         return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
     }
     begin_attempt(tx, order).await?;
-    sqlx::query_file!("sql/cluster/end.sql", found.cluster_id, order.actor.name)
+    sqlx::query_file!("sql/cluster/mark_deleting.sql", found.cluster_id, order.actor.name)
         .execute(&mut *tx)
         .await
         .doing("ending a cluster")?;

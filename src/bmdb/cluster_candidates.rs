@@ -59,7 +59,7 @@ async fn candidates(
     after: Uuid,
     most: i64,
 ) -> Result<Candidates, BmdbError> {
-    let rows = sqlx::query_file!("sql/cluster/candidates.sql", after, most)
+    let rows = sqlx::query_file!("sql/cluster/list_candidates.sql", after, most)
         .fetch_all(tx)
         .await
         .doing("looking for machines for a cluster")?;

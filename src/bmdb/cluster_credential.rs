@@ -48,7 +48,8 @@ pub struct OfCluster {
 }
 
 async fn read(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Credential>, BmdbError> {
-    let rows = sqlx::query_file!("sql/cluster/credentials.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+    let rows =
+        sqlx::query_file!("sql/cluster/list_credentials.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
     let read = rows.into_iter().map(|row| {
         let issued = match (row.certificate, row.serial, row.expires_at) {
             (Some(certificate), Some(serial), Some(expires_at)) => {
@@ -87,7 +88,7 @@ pub async fn credentials_of(tx: &mut PgConnection, name: &str) -> Result<OfClust
 /// Forgets all of a cluster that is about to go: nobody is left who would take them.
 #[cfg(feature = "shepherd")]
 pub(crate) async fn remove_credentials(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
-    sqlx::query_file!("sql/cluster/remove_credentials.sql", cluster)
+    sqlx::query_file!("sql/cluster/delete_credentials.sql", cluster)
         .execute(tx)
         .await
         .doing("forgetting the certificates for a cluster")?;
@@ -97,7 +98,7 @@ pub(crate) async fn remove_credentials(tx: &mut PgConnection, cluster: Uuid) -> 
 /// Has its curators told again of everything that they are to refuse.
 #[cfg(feature = "shepherd")]
 pub(crate) async fn revoke_again(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
-    sqlx::query_file!("sql/cluster/credentials_again.sql", cluster).execute(tx).await.doing(REVOKING)?;
+    sqlx::query_file!("sql/cluster/requeue_revocations.sql", cluster).execute(tx).await.doing(REVOKING)?;
     Ok(())
 }
 
@@ -163,7 +164,7 @@ impl Bmdb {
                 lock_lease(tx, &lease).await?;
                 let Issued { certificate, serial, expires_at } = issued;
                 sqlx::query_file!(
-                    "sql/cluster/credential_issued.sql",
+                    "sql/cluster/record_credential_issued.sql",
                     credential,
                     certificate,
                     serial,
@@ -192,7 +193,7 @@ impl Bmdb {
             let (lease, said) = (lease.clone(), said.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/cluster/credential_refused.sql", credential, said)
+                sqlx::query_file!("sql/cluster/record_credential_rejected.sql", credential, said)
                     .execute(tx)
                     .await
                     .doing(doing)?;
@@ -210,7 +211,7 @@ impl Bmdb {
             let lease = lease.clone();
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/cluster/credential_revoked.sql", credential)
+                sqlx::query_file!("sql/cluster/record_credential_revoked.sql", credential)
                     .execute(tx)
                     .await
                     .doing(doing)?;
@@ -255,14 +256,14 @@ async fn ask(
     }
     begin_attempt(tx, order).await?;
     if !old.is_empty() {
-        sqlx::query_file!("sql/cluster/credentials_forget.sql", &old)
+        sqlx::query_file!("sql/cluster/delete_credentials_by_id.sql", &old)
             .execute(&mut *tx)
             .await
             .doing(ASKING)?;
     }
     let id = Uuid::now_v7();
     sqlx::query_file!(
-        "sql/cluster/credential_ask.sql",
+        "sql/cluster/insert_credential.sql",
         id,
         cluster,
         new.public_key.as_slice(),
@@ -313,7 +314,7 @@ async fn revoke(
         return write_down(tx, order, None, Done { changed: false, said }, same.clone(), same).await;
     }
     begin_attempt(tx, order).await?;
-    sqlx::query_file!("sql/cluster/credential_revoke.sql", found.id, order.actor.name)
+    sqlx::query_file!("sql/cluster/request_credential_revocation.sql", found.id, order.actor.name)
         .execute(&mut *tx)
         .await
         .doing(REVOKING)?;

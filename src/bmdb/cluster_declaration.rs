@@ -24,7 +24,8 @@ pub(crate) async fn declarations(
     tx: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<Vec<DeclarationView>, BmdbError> {
-    let rows = sqlx::query_file!("sql/cluster/declarations.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+    let rows =
+        sqlx::query_file!("sql/cluster/list_declarations.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
     Ok(rows
         .into_iter()
         .map(|row| DeclarationView {
@@ -83,7 +84,7 @@ impl Bmdb {
         self.statement(WHAT, move |pool| {
             let role = role.clone();
             Box::pin(async move {
-                sqlx::query_file_scalar!("sql/cluster/declaration.sql", cluster, role)
+                sqlx::query_file_scalar!("sql/cluster/read_declaration.sql", cluster, role)
                     .fetch_optional(pool)
                     .await
             })
@@ -103,7 +104,7 @@ impl Bmdb {
             let (lease, role) = (lease.clone(), role.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/cluster/forget_declaration.sql", cluster, role)
+                sqlx::query_file!("sql/cluster/delete_withdrawn_declaration.sql", cluster, role)
                     .execute(tx)
                     .await
                     .doing(doing)?;
@@ -144,11 +145,14 @@ async fn declare(
     let encoded = encoded(declaration.to_wire());
     let kept = digest.as_slice();
     let by = &order.actor.name;
-    sqlx::query_file!("sql/cluster/declare.sql", id, role, encoded, kept, json!(services), by)
+    sqlx::query_file!("sql/cluster/upsert_declaration.sql", id, role, encoded, kept, json!(services), by)
         .execute(&mut *tx)
         .await
         .doing("declaring a role")?;
-    sqlx::query_file!("sql/cluster/changed.sql", id).execute(&mut *tx).await.doing("declaring a role")?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", id)
+        .execute(&mut *tx)
+        .await
+        .doing("declaring a role")?;
     end_attempt(tx, order).await?;
     let next = if spec.roles.contains(&role) {
         format!(
@@ -185,11 +189,14 @@ async fn undeclare(
         return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
     };
     begin_attempt(tx, order).await?;
-    sqlx::query_file_scalar!("sql/cluster/undeclare.sql", id, role)
+    sqlx::query_file_scalar!("sql/cluster/withdraw_declaration.sql", id, role)
         .fetch_optional(&mut *tx)
         .await
         .doing("withdrawing a role")?;
-    sqlx::query_file!("sql/cluster/changed.sql", id).execute(&mut *tx).await.doing("withdrawing a role")?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", id)
+        .execute(&mut *tx)
+        .await
+        .doing("withdrawing a role")?;
     end_attempt(tx, order).await?;
     let said = format!("declares {role} no more; its curators forget it once no node has it");
     write_down(tx, order, None, Done { changed: true, said }, Some(told(before)), None).await

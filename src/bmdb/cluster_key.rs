@@ -53,9 +53,10 @@ fn public(bytes: Vec<u8>) -> Result<[u8; 32], BmdbError> {
 /// What is known of the shepherd's keys for a cluster; none where there is no such cluster.
 pub(crate) async fn keys(tx: &mut PgConnection, cluster: Uuid) -> Result<Option<Keys>, BmdbError> {
     let row =
-        sqlx::query_file!("sql/cluster/keys.sql", cluster).fetch_optional(&mut *tx).await.doing(WHAT)?;
+        sqlx::query_file!("sql/cluster/read_keys.sql", cluster).fetch_optional(&mut *tx).await.doing(WHAT)?;
     let Some(row) = row else { return Ok(None) };
-    let former = sqlx::query_file!("sql/cluster/former_keys.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+    let former =
+        sqlx::query_file!("sql/cluster/list_former_keys.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
     let former = former.into_iter().map(|row| {
         Ok(Former { key: public(row.public_key)?, replaced_at: row.replaced_at, removed_at: row.removed_at })
     });
@@ -73,7 +74,7 @@ pub(crate) async fn keys(tx: &mut PgConnection, cluster: Uuid) -> Result<Option<
 #[cfg(feature = "shepherd")]
 pub(crate) async fn remove_keys_again(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
     let doing = "having former keys refused again";
-    sqlx::query_file!("sql/cluster/keys_again.sql", cluster).execute(tx).await.doing(doing)?;
+    sqlx::query_file!("sql/cluster/requeue_key_removals.sql", cluster).execute(tx).await.doing(doing)?;
     Ok(())
 }
 
@@ -81,7 +82,7 @@ pub(crate) async fn remove_keys_again(tx: &mut PgConnection, cluster: Uuid) -> R
 #[cfg(feature = "shepherd")]
 pub(crate) async fn forget_former_keys(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
     let doing = "forgetting the former keys for a cluster";
-    sqlx::query_file!("sql/cluster/remove_former_keys.sql", cluster).execute(tx).await.doing(doing)?;
+    sqlx::query_file!("sql/cluster/delete_former_keys.sql", cluster).execute(tx).await.doing(doing)?;
     Ok(())
 }
 
@@ -123,13 +124,17 @@ impl Bmdb {
             let (lease, sealed) = (lease.clone(), sealed.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                let kept = sqlx::query_file_scalar!("sql/cluster/key_next.sql", cluster, key.as_slice())
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .doing(doing)?;
+                let kept =
+                    sqlx::query_file_scalar!("sql/cluster/store_next_key.sql", cluster, key.as_slice())
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .doing(doing)?;
                 if kept.is_some() {
                     let name = next_secret(cluster);
-                    sqlx::query_file!("sql/secret/put.sql", name, sealed).execute(tx).await.doing(doing)?;
+                    sqlx::query_file!("sql/secret/upsert.sql", name, sealed)
+                        .execute(tx)
+                        .await
+                        .doing(doing)?;
                 }
                 Ok(())
             })
@@ -152,14 +157,14 @@ impl Bmdb {
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
                 let switched =
-                    sqlx::query_file_scalar!("sql/cluster/key_switch.sql", cluster, next.as_slice())
+                    sqlx::query_file_scalar!("sql/cluster/activate_next_key.sql", cluster, next.as_slice())
                         .fetch_optional(&mut *tx)
                         .await
                         .doing(doing)?;
                 if switched.is_none() {
                     return Ok(());
                 }
-                sqlx::query_file!("sql/cluster/key_former.sql", cluster, before.as_slice())
+                sqlx::query_file!("sql/cluster/insert_former_key.sql", cluster, before.as_slice())
                     .execute(&mut *tx)
                     .await
                     .doing(doing)?;
@@ -191,7 +196,7 @@ impl Bmdb {
             let lease = lease.clone();
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/cluster/key_removed.sql", cluster, key.as_slice())
+                sqlx::query_file!("sql/cluster/record_former_key_removed.sql", cluster, key.as_slice())
                     .execute(tx)
                     .await
                     .doing(doing)?;
@@ -214,13 +219,14 @@ impl Bmdb {
             let lease = lease.clone();
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                let gone = sqlx::query_file_scalar!("sql/cluster/key_forget.sql", cluster, key.as_slice())
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .doing(doing)?;
+                let gone =
+                    sqlx::query_file_scalar!("sql/cluster/delete_former_key.sql", cluster, key.as_slice())
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .doing(doing)?;
                 if gone.is_some() {
                     let name = former_secret(cluster, key);
-                    sqlx::query_file!("sql/secret/remove.sql", name).execute(tx).await.doing(doing)?;
+                    sqlx::query_file!("sql/secret/delete.sql", name).execute(tx).await.doing(doing)?;
                 }
                 Ok(())
             })
@@ -241,7 +247,7 @@ impl Bmdb {
             let lease = lease.clone();
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/cluster/keys_refused.sql", cluster, refused)
+                sqlx::query_file!("sql/cluster/record_keys_rejected.sql", cluster, refused)
                     .execute(tx)
                     .await
                     .doing(doing)?;
@@ -272,7 +278,7 @@ async fn ask(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carried
         return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
     }
     begin_attempt(tx, order).await?;
-    sqlx::query_file!("sql/cluster/key_ask.sql", id, order.actor.name)
+    sqlx::query_file!("sql/cluster/request_key_rotation.sql", id, order.actor.name)
         .execute(&mut *tx)
         .await
         .doing(ASKING)?;

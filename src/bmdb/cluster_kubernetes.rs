@@ -74,8 +74,10 @@ pub(crate) async fn kubernetes_of(
     tx: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<Option<KubernetesLine>, BmdbError> {
-    let row =
-        sqlx::query_file!("sql/kubernetes/of_cluster.sql", cluster).fetch_optional(tx).await.doing(WHAT)?;
+    let row = sqlx::query_file!("sql/kubernetes/read_of_cluster.sql", cluster)
+        .fetch_optional(tx)
+        .await
+        .doing(WHAT)?;
     let Some(row) = row else { return Ok(None) };
     let odd = |error: &dyn std::fmt::Display| BmdbError::Corrupt(format!("Kubernetes of a cluster: {error}"));
     let rotate: Vec<String> = serde_json::from_value(row.rotate).map_err(|error| odd(&error))?;
@@ -234,7 +236,7 @@ pub(crate) async fn keep(
 ) -> Result<(), BmdbError> {
     let digest = read_digest(&wanted.bundle).map_err(BmdbError::Corrupt)?;
     sqlx::query_file!(
-        "sql/kubernetes/set.sql",
+        "sql/kubernetes/upsert.sql",
         cluster,
         digest.0.as_slice(),
         wanted.version,
@@ -249,7 +251,7 @@ pub(crate) async fn keep(
     .execute(&mut *tx)
     .await
     .doing(SETTING)?;
-    sqlx::query_file!("sql/cluster/changed.sql", cluster).execute(tx).await.doing(SETTING)?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", cluster).execute(tx).await.doing(SETTING)?;
     Ok(())
 }
 
@@ -322,7 +324,7 @@ impl Bmdb {
             let lease = lease.clone();
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/kubernetes/rotated.sql", cluster, keys.as_str())
+                sqlx::query_file!("sql/kubernetes/remove_rotation_request.sql", cluster, keys.as_str())
                     .execute(tx)
                     .await
                     .doing(doing)?;
@@ -340,7 +342,10 @@ impl Bmdb {
             let lease = lease.clone();
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/kubernetes/forget.sql", cluster).execute(tx).await.doing(doing)?;
+                sqlx::query_file!("sql/kubernetes/delete_removed.sql", cluster)
+                    .execute(tx)
+                    .await
+                    .doing(doing)?;
                 Ok(())
             })
         })
@@ -403,11 +408,11 @@ async fn remove(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carr
         return Err(refused("UPGRADING", upgrade.in_the_way(name)));
     }
     begin_attempt(tx, order).await?;
-    sqlx::query_file!("sql/kubernetes/removing.sql", id, order.actor.name)
+    sqlx::query_file!("sql/kubernetes/mark_removing.sql", id, order.actor.name)
         .execute(&mut *tx)
         .await
         .doing(SETTING)?;
-    sqlx::query_file!("sql/cluster/changed.sql", id).execute(&mut *tx).await.doing(SETTING)?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", id).execute(&mut *tx).await.doing(SETTING)?;
     end_attempt(tx, order).await?;
     let said = "loses its Kubernetes: its workers stop pods, then its controllers end, and its authorities are forgotten; what \
                 Kubernetes kept in etcd stays there"
@@ -432,11 +437,11 @@ async fn rotate(tx: &mut PgConnection, order: &Order, name: &str, keys: Keys) ->
     begin_attempt(tx, order).await?;
     let mut asked: Vec<&str> = line.wanted.rotate.iter().map(|keys| keys.as_str()).collect();
     asked.push(what);
-    sqlx::query_file!("sql/kubernetes/rotate.sql", id, json!(asked))
+    sqlx::query_file!("sql/kubernetes/set_rotation_requests.sql", id, json!(asked))
         .execute(&mut *tx)
         .await
         .doing(SETTING)?;
-    sqlx::query_file!("sql/cluster/changed.sql", id).execute(&mut *tx).await.doing(SETTING)?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", id).execute(&mut *tx).await.doing(SETTING)?;
     end_attempt(tx, order).await?;
     let said = format!(
         "has {what} of Kubernetes replaced in steps, each when every node acts on the one before; watch it with: shepherdctl \
@@ -464,8 +469,8 @@ pub(crate) async fn running(
 #[cfg(feature = "shepherd")]
 pub(crate) async fn remove_of_cluster(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
     let doing = "forgetting a cluster's Kubernetes";
-    sqlx::query_file!("sql/kubernetes/remove_users.sql", cluster).execute(&mut *tx).await.doing(doing)?;
-    sqlx::query_file!("sql/kubernetes/remove.sql", cluster).execute(&mut *tx).await.doing(doing)?;
-    sqlx::query_file!("sql/upgrade/remove.sql", cluster).execute(tx).await.doing(doing)?;
+    sqlx::query_file!("sql/kubernetes/delete_users.sql", cluster).execute(&mut *tx).await.doing(doing)?;
+    sqlx::query_file!("sql/kubernetes/delete.sql", cluster).execute(&mut *tx).await.doing(doing)?;
+    sqlx::query_file!("sql/upgrade/delete_of_cluster.sql", cluster).execute(tx).await.doing(doing)?;
     Ok(())
 }

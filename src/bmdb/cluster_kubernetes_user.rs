@@ -39,7 +39,7 @@ pub struct NewUser {
 }
 
 async fn read(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<User>, BmdbError> {
-    let rows = sqlx::query_file!("sql/kubernetes/users.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/kubernetes/list_users.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
     let read = rows.into_iter().map(|row| {
         let odd = |error: &dyn std::fmt::Display| {
             BmdbError::Corrupt(format!("the certificate {} for API servers: {error}", row.user_id))
@@ -125,7 +125,7 @@ impl Bmdb {
                 lock_lease(tx, &lease).await?;
                 let servers: Vec<String> = issued.servers.iter().map(hex::encode).collect();
                 sqlx::query_file!(
-                    "sql/kubernetes/user_issued.sql",
+                    "sql/kubernetes/record_user_issued.sql",
                     user,
                     issued.certificate,
                     json!(servers),
@@ -155,7 +155,7 @@ impl Bmdb {
             let (lease, said) = (lease.clone(), said.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/kubernetes/user_refused.sql", user, said)
+                sqlx::query_file!("sql/kubernetes/record_user_rejected.sql", user, said)
                     .execute(tx)
                     .await
                     .doing(doing)?;
@@ -193,11 +193,14 @@ async fn ask(tx: &mut PgConnection, order: &Order, name: &str, new: &NewUser) ->
     }
     begin_attempt(tx, order).await?;
     if !old.is_empty() {
-        sqlx::query_file!("sql/kubernetes/users_forget.sql", &old).execute(&mut *tx).await.doing(ASKING)?;
+        sqlx::query_file!("sql/kubernetes/delete_users_by_id.sql", &old)
+            .execute(&mut *tx)
+            .await
+            .doing(ASKING)?;
     }
     let id = Uuid::now_v7();
     sqlx::query_file!(
-        "sql/kubernetes/user_ask.sql",
+        "sql/kubernetes/insert_user.sql",
         id,
         cluster,
         new.public_key,

@@ -77,7 +77,7 @@ impl Bmdb {
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
                 let ahead = i64::try_from(EPOCHS_AHEAD).unwrap_or(i64::MAX);
-                let epoch = sqlx::query_file_scalar!("sql/cluster/raise_epoch.sql", cluster, ahead)
+                let epoch = sqlx::query_file_scalar!("sql/cluster/allocate_epoch.sql", cluster, ahead)
                     .fetch_optional(tx)
                     .await
                     .doing(DOING)?;
@@ -103,7 +103,7 @@ impl Bmdb {
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
                 lock(tx, machine).await?;
-                let restored = sqlx::query_file_scalar!("sql/cluster/restored.sql", cluster, curators)
+                let restored = sqlx::query_file_scalar!("sql/cluster/record_restored.sql", cluster, curators)
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(doing)?;
@@ -127,9 +127,13 @@ impl Bmdb {
     ) -> Result<Option<Uuid>, BmdbError> {
         self.statement("looking for the snapshot that a machine is to restore", move |pool| {
             Box::pin(async move {
-                sqlx::query_file_scalar!("sql/cluster/snapshot_for.sql", machine.0, digest.as_slice())
-                    .fetch_optional(pool)
-                    .await
+                sqlx::query_file_scalar!(
+                    "sql/cluster/find_snapshot_to_restore.sql",
+                    machine.0,
+                    digest.as_slice()
+                )
+                .fetch_optional(pool)
+                .await
             })
         })
         .await
@@ -172,7 +176,7 @@ async fn order_restore(
     begin_attempt(tx, order).await?;
     let from: Uuid = snapshot.id.parse().map_err(|_| BmdbError::Corrupt("a snapshot's id".to_owned()))?;
     let machine = onto.as_ref().map(|(machine, _)| *machine);
-    sqlx::query_file!("sql/cluster/restore.sql", id, from, machine, order.actor.name)
+    sqlx::query_file!("sql/cluster/start_restore.sql", id, from, machine, order.actor.name)
         .execute(&mut *tx)
         .await
         .doing(DOING)?;

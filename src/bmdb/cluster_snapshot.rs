@@ -57,7 +57,8 @@ fn number(count: usize) -> i64 {
 
 /// The snapshots of a cluster, newest first.
 pub(crate) async fn snapshots(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<SnapshotView>, BmdbError> {
-    let rows = sqlx::query_file!("sql/cluster/snapshots.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+    let rows =
+        sqlx::query_file!("sql/cluster/list_snapshots.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
     Ok(rows
         .into_iter()
         .map(|row| SnapshotView {
@@ -87,7 +88,7 @@ pub async fn snapshots_of(
 #[cfg(feature = "shepherd")]
 pub(crate) async fn remove_snapshots(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
     let rows =
-        sqlx::query_file!("sql/cluster/snapshots.sql", cluster).fetch_all(&mut *tx).await.doing(WHAT)?;
+        sqlx::query_file!("sql/cluster/list_snapshots.sql", cluster).fetch_all(&mut *tx).await.doing(WHAT)?;
     let ids: Vec<Uuid> = rows.into_iter().map(|row| row.snapshot_id).collect();
     forget(tx, &ids).await
 }
@@ -97,8 +98,8 @@ async fn forget(tx: &mut PgConnection, ids: &[Uuid]) -> Result<(), BmdbError> {
         return Ok(());
     }
     let doing = "forgetting old snapshots of a cluster";
-    sqlx::query_file!("sql/cluster/forget_chunks.sql", ids).execute(&mut *tx).await.doing(doing)?;
-    sqlx::query_file!("sql/cluster/forget_snapshots.sql", ids).execute(tx).await.doing(doing)?;
+    sqlx::query_file!("sql/cluster/delete_snapshot_chunks.sql", ids).execute(&mut *tx).await.doing(doing)?;
+    sqlx::query_file!("sql/cluster/delete_snapshots.sql", ids).execute(tx).await.doing(doing)?;
     Ok(())
 }
 
@@ -136,7 +137,7 @@ impl Bmdb {
                     .doing(doing)?
                     .flatten();
                 sqlx::query_file!(
-                    "sql/cluster/keep_snapshot.sql",
+                    "sql/cluster/insert_snapshot.sql",
                     new.id,
                     cluster,
                     new.taken_at,
@@ -153,12 +154,12 @@ impl Bmdb {
                 .await
                 .doing(doing)?;
                 for (place, chunk) in new.sealed.chunks(CHUNK).enumerate() {
-                    sqlx::query_file!("sql/cluster/keep_chunk.sql", new.id, number(place), chunk)
+                    sqlx::query_file!("sql/cluster/insert_snapshot_chunk.sql", new.id, number(place), chunk)
                         .execute(&mut *tx)
                         .await
                         .doing(doing)?;
                 }
-                let rows = sqlx::query_file!("sql/cluster/snapshots.sql", cluster)
+                let rows = sqlx::query_file!("sql/cluster/list_snapshots.sql", cluster)
                     .fetch_all(&mut *tx)
                     .await
                     .doing(doing)?;
@@ -167,7 +168,7 @@ impl Bmdb {
                 let mut old = to_forget(&taken, &policy, inspect::now(tx).await?);
                 old.retain(|id| Some(*id) != needed);
                 forget(tx, &old).await?;
-                sqlx::query_file!("sql/cluster/forget_left_nodes.sql", cluster)
+                sqlx::query_file!("sql/cluster/delete_expired_left_nodes.sql", cluster)
                     .execute(&mut *tx)
                     .await
                     .doing(doing)?;
@@ -182,7 +183,7 @@ impl Bmdb {
         let chunks = self
             .statement("reading a snapshot of a cluster", move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/cluster/chunks.sql", id).fetch_all(pool).await
+                    sqlx::query_file_scalar!("sql/cluster/list_snapshot_chunks.sql", id).fetch_all(pool).await
                 })
             })
             .await?;
@@ -204,7 +205,7 @@ async fn ask(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carried
         return Err(BmdbError::OrderRefused { reason: "NOT_FOUNDED", said });
     }
     begin_attempt(tx, order).await?;
-    sqlx::query_file!("sql/cluster/ask_snapshot.sql", id)
+    sqlx::query_file!("sql/cluster/request_snapshot.sql", id)
         .execute(&mut *tx)
         .await
         .doing("asking for a snapshot of a cluster")?;

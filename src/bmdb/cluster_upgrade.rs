@@ -116,7 +116,7 @@ pub(crate) async fn upgrade_of(
     cluster: Uuid,
 ) -> Result<Option<UpgradeLine>, BmdbError> {
     let row =
-        sqlx::query_file!("sql/upgrade/of_cluster.sql", cluster).fetch_optional(tx).await.doing(WHAT)?;
+        sqlx::query_file!("sql/upgrade/read_newest.sql", cluster).fetch_optional(tx).await.doing(WHAT)?;
     let Some(row) = row else { return Ok(None) };
     let bundle = |digest: Option<Vec<u8>>, version: Option<String>| {
         Some(Bundle { digest: hex::encode(digest?), version: version? })
@@ -363,7 +363,7 @@ async fn insert(
     let digest = |bundle: &Bundle| read_digest(&bundle.digest).map(|digest| digest.0.to_vec());
     let from = bundles.map(|(from, _)| digest(from)).transpose().map_err(BmdbError::Corrupt)?;
     let to = bundles.map(|(_, to)| digest(to)).transpose().map_err(BmdbError::Corrupt)?;
-    sqlx::query_file!("sql/upgrade/forget.sql", cluster, KEPT).execute(&mut *tx).await.doing(ORDERING)?;
+    sqlx::query_file!("sql/upgrade/delete_old.sql", cluster, KEPT).execute(&mut *tx).await.doing(ORDERING)?;
     sqlx::query_file!(
         "sql/upgrade/insert.sql",
         id,
@@ -383,7 +383,7 @@ async fn insert(
     .execute(&mut *tx)
     .await
     .doing(ORDERING)?;
-    sqlx::query_file!("sql/cluster/changed.sql", cluster).execute(tx).await.doing(ORDERING)?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", cluster).execute(tx).await.doing(ORDERING)?;
     Ok(id)
 }
 
@@ -427,9 +427,12 @@ async fn alter(
             let why = (change == UpgradeChange::Pause)
                 .then(|| format!("{} paused it: {}", order.actor.name, order.reason));
             let why = why.as_deref();
-            sqlx::query_file!("sql/upgrade/pause.sql", upgrade, why).execute(&mut *tx).await.doing(WHAT)?;
+            sqlx::query_file!("sql/upgrade/set_paused.sql", upgrade, why)
+                .execute(&mut *tx)
+                .await
+                .doing(WHAT)?;
             if let Some(roll_out) = roll_out {
-                sqlx::query_file!("sql/release/pause.sql", roll_out, why)
+                sqlx::query_file!("sql/roll_out/set_paused.sql", roll_out, why)
                     .execute(&mut *tx)
                     .await
                     .doing(WHAT)?;
@@ -440,7 +443,7 @@ async fn alter(
                 // Whoever was asked and is not through has as long again as at first.
                 let asked: BTreeMap<&String, &Asked> =
                     line.upgrade.asked.iter().filter(|(_, asked)| asked.through).collect();
-                sqlx::query_file!("sql/upgrade/asked.sql", upgrade, json!(asked))
+                sqlx::query_file!("sql/upgrade/set_requested_nodes.sql", upgrade, json!(asked))
                     .execute(&mut *tx)
                     .await
                     .doing(WHAT)?;
@@ -460,7 +463,7 @@ async fn alter(
                 .to_owned()
         }
     };
-    sqlx::query_file!("sql/cluster/changed.sql", id).execute(&mut *tx).await.doing(WHAT)?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", id).execute(&mut *tx).await.doing(WHAT)?;
     let after = upgrade_of(tx, id).await?.as_ref().map(told);
     end_attempt(tx, order).await?;
     write_down(tx, order, None, Done { changed: true, said }, Some(before), after).await
@@ -469,9 +472,9 @@ async fn alter(
 /// Ends the roll-out of an upgrade where it is.
 async fn end_roll_out(tx: &mut PgConnection, roll_out: &str) -> Result<(), BmdbError> {
     const WHAT: &str = "ending the roll-out of an upgrade";
-    sqlx::query_file!("sql/release/withdraw.sql", roll_out).execute(&mut *tx).await.doing(WHAT)?;
-    sqlx::query_file!("sql/release/end.sql", roll_out, "aborted").execute(&mut *tx).await.doing(WHAT)?;
-    sqlx::query_file!("sql/release/end_machines.sql", roll_out).execute(tx).await.doing(WHAT)?;
+    sqlx::query_file!("sql/roll_out/withdraw_orders.sql", roll_out).execute(&mut *tx).await.doing(WHAT)?;
+    sqlx::query_file!("sql/roll_out/end.sql", roll_out, "aborted").execute(&mut *tx).await.doing(WHAT)?;
+    sqlx::query_file!("sql/roll_out/end_machines.sql", roll_out).execute(tx).await.doing(WHAT)?;
     Ok(())
 }
 
@@ -532,8 +535,11 @@ async fn roll_back(tx: &mut PgConnection, order: &Order, name: &str) -> Result<C
         if let Some(roll_out) = line.roll_out.as_ref().filter(|_| !line.released) {
             end_roll_out(tx, roll_out).await?;
         }
-        sqlx::query_file!("sql/upgrade/back.sql", line.upgrade.id).execute(&mut *tx).await.doing(ORDERING)?;
-        sqlx::query_file!("sql/cluster/changed.sql", id).execute(&mut *tx).await.doing(ORDERING)?;
+        sqlx::query_file!("sql/upgrade/start_rollback.sql", line.upgrade.id)
+            .execute(&mut *tx)
+            .await
+            .doing(ORDERING)?;
+        sqlx::query_file!("sql/cluster/increment_version.sql", id).execute(&mut *tx).await.doing(ORDERING)?;
     } else {
         let again = NewUpgrade {
             kubernetes: None,

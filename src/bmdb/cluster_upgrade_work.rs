@@ -85,14 +85,14 @@ impl Bmdb {
                     return Ok(Some(no.reason));
                 }
                 asked.insert(node, Asked { at: now, through: false });
-                sqlx::query_file!("sql/upgrade/asked.sql", id, json!(asked))
+                sqlx::query_file!("sql/upgrade/set_requested_nodes.sql", id, json!(asked))
                     .execute(&mut *tx)
                     .await
                     .doing(ASKING)?;
                 let provider =
                     facts.provided.as_ref().map(|provided| provided.provider.as_str()).unwrap_or_default();
                 sqlx::query_file!(
-                    "sql/release/intent.sql",
+                    "sql/roll_out/insert_resolved_intent.sql",
                     Uuid::now_v7(),
                     kind.as_str(),
                     provider,
@@ -130,7 +130,7 @@ impl Bmdb {
                 let Some((mut asked, _)) = asked(tx, &id).await? else { return Ok(()) };
                 let Some(one) = asked.get_mut(&node).filter(|asked| !asked.through) else { return Ok(()) };
                 one.through = true;
-                sqlx::query_file!("sql/upgrade/asked.sql", id, json!(asked))
+                sqlx::query_file!("sql/upgrade/set_requested_nodes.sql", id, json!(asked))
                     .execute(&mut *tx)
                     .await
                     .doing(WHAT)?;
@@ -158,7 +158,7 @@ impl Bmdb {
             let (lease, id, why) = (lease.clone(), id.clone(), why.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/upgrade/pause.sql", id, Some(why.as_str()) as Option<&str>)
+                sqlx::query_file!("sql/upgrade/set_paused.sql", id, Some(why.as_str()) as Option<&str>)
                     .execute(tx)
                     .await
                     .doing(WHAT)?;
@@ -175,7 +175,7 @@ impl Bmdb {
             let (lease, id) = (lease.clone(), id.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/upgrade/released.sql", id).execute(tx).await.doing(WHAT)?;
+                sqlx::query_file!("sql/upgrade/mark_roll_out_done.sql", id).execute(tx).await.doing(WHAT)?;
                 Ok(())
             })
         })
@@ -211,10 +211,15 @@ impl Bmdb {
                 if let (Some(_), Some(target)) = (ended, target) {
                     let digest = read_digest(&target.digest).map_err(BmdbError::Corrupt)?;
                     let digest = digest.0.as_slice();
-                    sqlx::query_file!("sql/kubernetes/became.sql", cluster, digest, target.version)
-                        .execute(&mut *tx)
-                        .await
-                        .doing(WHAT)?;
+                    sqlx::query_file!(
+                        "sql/kubernetes/set_current_bundle.sql",
+                        cluster,
+                        digest,
+                        target.version
+                    )
+                    .execute(&mut *tx)
+                    .await
+                    .doing(WHAT)?;
                 }
                 Ok(())
             })

@@ -70,7 +70,7 @@ impl Bmdb {
     pub async fn cluster_names(&self) -> Result<Vec<(Uuid, String)>, BmdbError> {
         let rows = self
             .statement("looking for clusters", |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/cluster/names.sql").fetch_all(pool).await })
+                Box::pin(async move { sqlx::query_file!("sql/cluster/list_names.sql").fetch_all(pool).await })
             })
             .await?;
         Ok(rows.into_iter().map(|row| (row.cluster_id, row.name)).collect())
@@ -111,11 +111,15 @@ impl Bmdb {
                 if held || !matches!(phase, Phase::Ready | Phase::Installed) {
                     return Ok(false);
                 }
-                let chosen =
-                    sqlx::query_file_scalar!("sql/cluster/choose.sql", machine.0, cluster, part.as_str())
-                        .fetch_optional(&mut *tx)
-                        .await
-                        .doing(what)?;
+                let chosen = sqlx::query_file_scalar!(
+                    "sql/cluster/insert_member.sql",
+                    machine.0,
+                    cluster,
+                    part.as_str()
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .doing(what)?;
                 if chosen.is_some() {
                     tell(tx, machine, "ClusterChosen", &detail).await?;
                 }
@@ -142,14 +146,20 @@ impl Bmdb {
         self.of_machine(lease, machine, doing, move |tx| {
             let (sealed, detail) = (sealed.clone(), detail.clone());
             Box::pin(async move {
-                let generation = sqlx::query_file_scalar!("sql/cluster/next_generation.sql", machine.0)
+                let generation = sqlx::query_file_scalar!("sql/cluster/next_order_generation.sql", machine.0)
                     .fetch_one(&mut *tx)
                     .await
                     .doing(doing)?;
-                sqlx::query_file!("sql/cluster/order.sql", machine.0, generation, what.as_str(), sealed)
-                    .execute(&mut *tx)
-                    .await
-                    .doing(doing)?;
+                sqlx::query_file!(
+                    "sql/cluster/upsert_order.sql",
+                    machine.0,
+                    generation,
+                    what.as_str(),
+                    sealed
+                )
+                .execute(&mut *tx)
+                .await
+                .doing(doing)?;
                 tell(tx, machine, "ClusterAsked", &detail).await
             })
         })
@@ -170,11 +180,15 @@ impl Bmdb {
         self.of_machine(lease, machine, doing, move |tx| {
             let (ca_certificate, curators) = (ca_certificate.clone(), curators.clone());
             Box::pin(async move {
-                let founded =
-                    sqlx::query_file_scalar!("sql/cluster/founded.sql", cluster, ca_certificate, curators)
-                        .fetch_optional(&mut *tx)
-                        .await
-                        .doing(doing)?;
+                let founded = sqlx::query_file_scalar!(
+                    "sql/cluster/record_founded.sql",
+                    cluster,
+                    ca_certificate,
+                    curators
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .doing(doing)?;
                 let told = founded.map(|_| ("ClusterFounded", "it is the first node"));
                 done_with(tx, machine, told, doing).await
             })
@@ -195,18 +209,19 @@ impl Bmdb {
         self.of_machine(lease, machine, doing, move |tx| {
             let (why, detail) = (why.clone(), detail.clone());
             Box::pin(async move {
-                let changed = sqlx::query_file_scalar!("sql/cluster/leaving.sql", machine.0, cluster, why)
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .doing(doing)?;
+                let changed =
+                    sqlx::query_file_scalar!("sql/cluster/mark_leaving.sql", machine.0, cluster, why)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .doing(doing)?;
                 if changed.is_none() {
                     return Ok(());
                 }
-                sqlx::query_file!("sql/cluster/left.sql", machine.0, cluster)
+                sqlx::query_file!("sql/cluster/upsert_left_node.sql", machine.0, cluster)
                     .execute(&mut *tx)
                     .await
                     .doing(doing)?;
-                sqlx::query_file!("sql/cluster/onto_anyone.sql", machine.0, cluster)
+                sqlx::query_file!("sql/cluster/clear_restore_target.sql", machine.0, cluster)
                     .execute(&mut *tx)
                     .await
                     .doing(doing)?;
@@ -229,15 +244,15 @@ impl Bmdb {
         self.of_machine(lease, machine, doing, move |tx| {
             let detail = detail.clone();
             Box::pin(async move {
-                sqlx::query_file!("sql/cluster/left.sql", machine.0, cluster)
+                sqlx::query_file!("sql/cluster/upsert_left_node.sql", machine.0, cluster)
                     .execute(&mut *tx)
                     .await
                     .doing(doing)?;
-                sqlx::query_file!("sql/cluster/left_for_good.sql", machine.0, cluster)
+                sqlx::query_file!("sql/cluster/update_left_time.sql", machine.0, cluster)
                     .execute(&mut *tx)
                     .await
                     .doing(doing)?;
-                let gone = sqlx::query_file_scalar!("sql/cluster/forget.sql", machine.0, cluster)
+                let gone = sqlx::query_file_scalar!("sql/cluster/delete_member.sql", machine.0, cluster)
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(doing)?;
@@ -266,24 +281,24 @@ impl Bmdb {
                 remove_credentials(tx, cluster).await?;
                 forget_former_keys(tx, cluster).await?;
                 remove_of_cluster(tx, cluster).await?;
-                sqlx::query_file!("sql/cluster/remove_left_nodes.sql", cluster)
+                sqlx::query_file!("sql/cluster/delete_left_nodes.sql", cluster)
                     .execute(&mut *tx)
                     .await
                     .doing(doing)?;
-                sqlx::query_file!("sql/cluster/remove_declarations.sql", cluster)
+                sqlx::query_file!("sql/cluster/delete_declarations.sql", cluster)
                     .execute(&mut *tx)
                     .await
                     .doing(doing)?;
-                sqlx::query_file!("sql/cluster/remove.sql", cluster)
+                sqlx::query_file!("sql/cluster/delete.sql", cluster)
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(doing)?;
-                sqlx::query_file!("sql/cluster/remove_lease.sql", lease.kind, lease.name)
+                sqlx::query_file!("sql/cluster/delete_lease.sql", lease.kind, lease.name)
                     .execute(&mut *tx)
                     .await
                     .doing(doing)?;
                 for name in &secrets {
-                    sqlx::query_file!("sql/cluster/remove_secrets.sql", name)
+                    sqlx::query_file!("sql/cluster/delete_secrets.sql", name)
                         .execute(&mut *tx)
                         .await
                         .doing(doing)?;
@@ -307,7 +322,7 @@ impl Bmdb {
             let (lease, curators) = (lease.clone(), curators.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/cluster/curators.sql", cluster, curators, epoch)
+                sqlx::query_file!("sql/cluster/update_curators.sql", cluster, curators, epoch)
                     .execute(tx)
                     .await
                     .doing(doing)?;
@@ -331,7 +346,7 @@ impl Bmdb {
                 lock_lease(tx, &lease).await?;
                 let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
                 sqlx::query_file!(
-                    "sql/cluster/looked.sql",
+                    "sql/cluster/record_observation.sql",
                     cluster,
                     json!(look.waits),
                     look.seen,
@@ -344,7 +359,7 @@ impl Bmdb {
                 .await
                 .doing(doing)?;
                 if let Some(known) = &look.kubernetes {
-                    sqlx::query_file!("sql/kubernetes/known.sql", cluster, json!(known))
+                    sqlx::query_file!("sql/kubernetes/update_observed_state.sql", cluster, json!(known))
                         .execute(&mut *tx)
                         .await
                         .doing(doing)?;
@@ -389,7 +404,7 @@ pub(super) async fn done_with(
     told: Option<(&str, &str)>,
     doing: &'static str,
 ) -> Result<(), BmdbError> {
-    sqlx::query_file!("sql/cluster/withdraw.sql", machine.0).execute(&mut *tx).await.doing(doing)?;
+    sqlx::query_file!("sql/cluster/withdraw_order.sql", machine.0).execute(&mut *tx).await.doing(doing)?;
     match told {
         Some((event, detail)) => tell(tx, machine, event, detail).await,
         None => Ok(()),
@@ -413,7 +428,7 @@ async fn looked_at_machines(tx: &mut PgConnection, cluster: Uuid, look: &Look) -
         .map(|(_, machine)| machine.kubernetes.as_ref().map(|kubernetes| json!(kubernetes)))
         .collect();
     sqlx::query_file!(
-        "sql/cluster/machine_looked.sql",
+        "sql/cluster/record_machine_observations.sql",
         cluster,
         look.seen,
         &ids,

@@ -207,8 +207,9 @@ impl Bmdb {
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
             Ok(Ok(mut connection)) => {
-                let isolation =
-                    sqlx::query_file_scalar!("sql/setup/isolation.sql").fetch_one(&mut connection).await;
+                let isolation = sqlx::query_file_scalar!("sql/schema/read_isolation.sql")
+                    .fetch_one(&mut connection)
+                    .await;
                 let isolation = isolation.doing("asking for the isolation level")?;
                 drop(connection.close().await);
                 if isolation != settings.dialect.isolation() {

@@ -201,7 +201,7 @@ impl CredentialRow {
 /// The credential of a token that was presented, whether it is good or over; `None` when no row and secret
 /// belong together.
 pub async fn of_token(tx: &mut PgConnection, presented: &Presented) -> Result<Option<Credential>, BmdbError> {
-    let row = sqlx::query_file_as!(CredentialRow, "sql/credential/by_id.sql", presented.id)
+    let row = sqlx::query_file_as!(CredentialRow, "sql/credential/find_by_id.sql", presented.id)
         .fetch_optional(tx)
         .await
         .doing(WHAT)?;
@@ -216,16 +216,17 @@ pub async fn of_certificate(
     tx: &mut PgConnection,
     fingerprint: [u8; 32],
 ) -> Result<Option<Credential>, BmdbError> {
-    let row = sqlx::query_file_as!(CredentialRow, "sql/credential/by_proof.sql", fingerprint.as_slice())
-        .fetch_optional(tx)
-        .await
-        .doing(WHAT)?;
+    let row =
+        sqlx::query_file_as!(CredentialRow, "sql/credential/find_by_fingerprint.sql", fingerprint.as_slice())
+            .fetch_optional(tx)
+            .await
+            .doing(WHAT)?;
     row.map(CredentialRow::understood).transpose()
 }
 
 /// A credential by its id.
 pub async fn by_id(tx: &mut PgConnection, id: Uuid) -> Result<Option<Credential>, BmdbError> {
-    let row = sqlx::query_file_as!(CredentialRow, "sql/credential/by_id.sql", id)
+    let row = sqlx::query_file_as!(CredentialRow, "sql/credential/find_by_id.sql", id)
         .fetch_optional(tx)
         .await
         .doing(WHAT)?;

@@ -70,7 +70,7 @@ pub(crate) async fn end_in_database(
             let last = reschedule_after(process, &bmdb, tx, &rows, snapshot).await?;
             if matches!(process, Process::Recovery | Process::Retirement | Process::Power) {
                 // Those that take steps. They settle them themselves, unless that failed.
-                sqlx::query_file!("sql/intent/leave_unknown.sql", machine.0, lease.session.0, lease.fence)
+                sqlx::query_file!("sql/intent/resolve_unknown.sql", machine.0, lease.session.0, lease.fence)
                     .execute(&mut *tx)
                     .await
                     .doing("settling intents")?;
@@ -122,7 +122,7 @@ async fn give_back(
 ) -> Result<(), BmdbError> {
     let due = &last.plan.due;
     let ended = sqlx::query_file_scalar!(
-        "sql/work/end.sql",
+        "sql/work/complete.sql",
         machine.0,
         lease.lane.as_str(),
         lease.session.0,

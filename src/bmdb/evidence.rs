@@ -104,9 +104,9 @@ impl Bmdb {
         let rows = self
             .statement(WHAT, move |pool| {
                 let ids = ids.clone();
-                Box::pin(
-                    async move { sqlx::query_file!("sql/issues/machines.sql", &ids).fetch_all(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file!("sql/issues/list_machines.sql", &ids).fetch_all(pool).await
+                })
             })
             .await?;
         let mut rows: HashMap<Uuid, _> = rows.into_iter().map(|row| (row.machine_id, row)).collect();
@@ -139,9 +139,9 @@ impl Bmdb {
         let window = Span(LATELY).float_milliseconds();
         let rows = self
             .statement(WHAT, move |pool| {
-                Box::pin(
-                    async move { sqlx::query_file!("sql/issues/lately.sql", window).fetch_all(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file!("sql/issues/count_recent_boots.sql", window).fetch_all(pool).await
+                })
             })
             .await?;
         let lately = rows.into_iter().map(|row| {
@@ -159,7 +159,7 @@ impl Bmdb {
         let rows = self
             .statement(WHAT, move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/issues/expired_sessions.sql", window).fetch_all(pool).await
+                    sqlx::query_file!("sql/issues/count_expired_sessions.sql", window).fetch_all(pool).await
                 })
             })
             .await?;
@@ -175,7 +175,9 @@ impl Bmdb {
     async fn cluster_evidence(&self) -> Result<Vec<ClusterEvidence>, BmdbError> {
         let rows = self
             .statement(WHAT, move |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/issues/clusters.sql").fetch_all(pool).await })
+                Box::pin(
+                    async move { sqlx::query_file!("sql/issues/list_clusters.sql").fetch_all(pool).await },
+                )
             })
             .await?;
         let clusters = rows.into_iter().map(|row| ClusterEvidence {
@@ -190,7 +192,9 @@ impl Bmdb {
     async fn kubernetes_evidence(&self) -> Result<Vec<KubernetesEvidence>, BmdbError> {
         let rows = self
             .statement(WHAT, move |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/issues/kubernetes.sql").fetch_all(pool).await })
+                Box::pin(async move {
+                    sqlx::query_file!("sql/issues/list_kubernetes_nodes.sql").fetch_all(pool).await
+                })
             })
             .await?;
         let mut found: Vec<KubernetesEvidence> = Vec::new();
@@ -222,9 +226,9 @@ impl Bmdb {
         let rows = self
             .statement(WHAT, move |pool| {
                 let tables = tables.clone();
-                Box::pin(
-                    async move { sqlx::query_file!("sql/issues/rows.sql", &tables).fetch_all(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file!("sql/issues/count_table_rows.sql", &tables).fetch_all(pool).await
+                })
             })
             .await?;
         let rows = rows.into_iter().map(|row| (row.name, row.dead, row.live)).collect();
@@ -235,7 +239,7 @@ impl Bmdb {
 /// Sessions that live at `now`, oldest first. Where every shepherd died nobody is left to close what was
 /// theirs, so that their rows say nothing.
 async fn living_sessions(tx: &mut PgConnection, now: Timestamp) -> Result<Vec<SessionEvidence>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/sessions.sql", Uuid::nil(), SESSIONS)
+    let rows = sqlx::query_file!("sql/inspect/list_sessions.sql", Uuid::nil(), SESSIONS)
         .fetch_all(tx)
         .await
         .doing(WHAT)?;

@@ -134,7 +134,7 @@ pub(crate) async fn read(connection: &mut PgConnection, machine: MachineId) -> R
 }
 
 async fn row_of(connection: &mut PgConnection, machine: Uuid) -> Result<Option<FactsRow>, sqlx::Error> {
-    sqlx::query_file_as!(FactsRow, "sql/facts/read_one.sql", machine).fetch_optional(connection).await
+    sqlx::query_file_as!(FactsRow, "sql/facts/read_machine.sql", machine).fetch_optional(connection).await
 }
 
 async fn rows_between(
@@ -143,7 +143,7 @@ async fn rows_between(
     last: Uuid,
     limit: i64,
 ) -> Result<Vec<FactsRow>, sqlx::Error> {
-    sqlx::query_file_as!(FactsRow, "sql/facts/read.sql", first, last, limit).fetch_all(connection).await
+    sqlx::query_file_as!(FactsRow, "sql/facts/read_page.sql", first, last, limit).fetch_all(connection).await
 }
 
 #[derive(Deserialize)]

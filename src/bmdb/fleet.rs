@@ -17,7 +17,7 @@ impl Bmdb {
     pub async fn count_phases(&self) -> Result<BTreeMap<Phase, u64>, BmdbError> {
         let rows = self
             .statement("counting phases", |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/phase/phase.sql").fetch_all(pool).await })
+                Box::pin(async move { sqlx::query_file!("sql/fleet/count_phases.sql").fetch_all(pool).await })
             })
             .await?;
         rows.into_iter()

@@ -59,7 +59,7 @@ impl Bmdb {
         let rows = self
             .statement("reading what was disturbed", move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/plan/disturbances.sql", window).fetch_all(pool).await
+                    sqlx::query_file!("sql/plan/list_disruptions.sql", window).fetch_all(pool).await
                 })
             })
             .await?;
@@ -80,7 +80,7 @@ impl Bmdb {
         let window = window.float_milliseconds();
         self.statement("reading what was given back", move |pool| {
             Box::pin(async move {
-                sqlx::query_file_scalar!("sql/plan/releases.sql", window).fetch_all(pool).await
+                sqlx::query_file_scalar!("sql/plan/list_releases.sql", window).fetch_all(pool).await
             })
         })
         .await
@@ -89,7 +89,9 @@ impl Bmdb {
     /// The database's clock.
     async fn database_clock(&self) -> Result<Timestamp, BmdbError> {
         self.statement("reading the clock", |pool| {
-            Box::pin(async move { sqlx::query_file_scalar!("sql/inspect/now.sql").fetch_one(pool).await })
+            Box::pin(
+                async move { sqlx::query_file_scalar!("sql/inspect/read_clock.sql").fetch_one(pool).await },
+            )
         })
         .await
     }
@@ -99,7 +101,9 @@ impl Bmdb {
             .statement("reading what clusters say of a page of machines", move |pool| {
                 let machines = machines.clone();
                 Box::pin(async move {
-                    sqlx::query_file!("sql/plan/in_clusters.sql", &machines).fetch_all(pool).await
+                    sqlx::query_file!("sql/plan/list_cluster_memberships.sql", &machines)
+                        .fetch_all(pool)
+                        .await
                 })
             })
             .await?;
@@ -127,9 +131,9 @@ impl Bmdb {
         let rows = self
             .statement("reading a page of the schedule", move |pool| {
                 let machines = machines.clone();
-                Box::pin(
-                    async move { sqlx::query_file!("sql/plan/lanes.sql", &machines).fetch_all(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file!("sql/plan/list_lanes.sql", &machines).fetch_all(pool).await
+                })
             })
             .await?;
         let mut found: HashMap<Uuid, StoredLanes> = HashMap::new();

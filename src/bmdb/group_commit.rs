@@ -371,7 +371,9 @@ impl Bmdb {
             .statement("asking whose heartbeats are", move |pool| {
                 let (machines, keys) = (machines.clone(), keys.clone());
                 Box::pin(async move {
-                    sqlx::query_file!("sql/heartbeat/agents.sql", &machines, &keys).fetch_all(pool).await
+                    sqlx::query_file!("sql/heartbeat/verify_agents.sql", &machines, &keys)
+                        .fetch_all(pool)
+                        .await
                 })
             })
             .await?
@@ -410,7 +412,8 @@ async fn store_plain(
     let machines: Vec<Uuid> = heartbeats.iter().map(|heartbeat| heartbeat.machine.0).collect();
     // A statement of its own: the next one sees what whoever held these rows has written of their
     // machines, and nobody finds one of them silent in between.
-    let locked = sqlx::query_file_scalar!("sql/heartbeat/lock.sql", &machines).fetch_all(&mut *tx).await;
+    let locked =
+        sqlx::query_file_scalar!("sql/heartbeat/lock_batch.sql", &machines).fetch_all(&mut *tx).await;
     let locked: HashSet<Uuid> = locked.doing(what)?.into_iter().collect();
     let ours: Vec<&Heartbeat> = heartbeats
         .iter()
@@ -427,7 +430,7 @@ async fn store_plain(
     let versions = of(|heartbeat| &heartbeat.beat.version);
     let sequences: Vec<i64> = ours.iter().map(|heartbeat| heartbeat.beat.sequence).collect();
     let stored = sqlx::query_file!(
-        "sql/heartbeat/batch.sql",
+        "sql/heartbeat/update_batch.sql",
         &machines,
         &keys,
         &boots,
@@ -469,9 +472,10 @@ async fn store_plain(
 
 async fn listen(tx: &mut PgConnection, shard: i64) -> Result<(), BmdbError> {
     let what = "telling that heartbeats are listened for";
-    let told = sqlx::query_file!("sql/heartbeat/listen.sql", shard).execute(&mut *tx).await.doing(what)?;
+    let told =
+        sqlx::query_file!("sql/heartbeat/record_listening.sql", shard).execute(&mut *tx).await.doing(what)?;
     if told.rows_affected() == 0 {
-        sqlx::query_file!("sql/heartbeat/listen_anew.sql", shard).execute(tx).await.doing(what)?;
+        sqlx::query_file!("sql/heartbeat/restart_listening.sql", shard).execute(tx).await.doing(what)?;
     }
     Ok(())
 }

@@ -384,7 +384,7 @@ impl Bmdb {
         let found = self
             .statement("looking for callback servers", |pool| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/heartbeat/endpoints.sql").fetch_all(pool).await
+                    sqlx::query_file_scalar!("sql/session/list_callback_servers.sql").fetch_all(pool).await
                 })
             })
             .await?;
@@ -409,7 +409,7 @@ async fn store(
     let machine = heartbeat.machine;
     let rows = lock(tx, machine).await?;
     let snapshot = read(tx, machine).await?;
-    let row = sqlx::query_file!("sql/heartbeat/known.sql", machine.0)
+    let row = sqlx::query_file!("sql/heartbeat/read_context.sql", machine.0)
         .fetch_one(&mut *tx)
         .await
         .doing("reading what a heartbeat is judged by")?;

@@ -11,7 +11,7 @@ impl Bmdb {
         let row = self
             .statement("reading a host key", move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/facts/host_key.sql", machine.0).fetch_optional(pool).await
+                    sqlx::query_file!("sql/facts/read_host_key.sql", machine.0).fetch_optional(pool).await
                 })
             })
             .await?;

@@ -34,7 +34,7 @@ use crate::model::label::Labels;
 use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName, MachineView};
 use crate::model::time::Timestamp;
 
-const BEGIN: &str = include_str!("../../sql/inspect/begin.sql");
+const BEGIN: &str = include_str!("../../sql/inspect/begin_read_only.sql");
 const WHAT: &str = "reading what to show";
 
 /// A line of the list of machines.
@@ -252,8 +252,10 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
     let host_keys = host_keys(tx, machine).await?;
     let brakes = brakes(tx).await?;
     let pauses = pauses(tx).await?;
-    let open_sessions =
-        sqlx::query_file_scalar!("sql/inspect/open_sessions.sql").fetch_one(&mut *tx).await.doing(WHAT)?;
+    let open_sessions = sqlx::query_file_scalar!("sql/inspect/count_open_sessions.sql")
+        .fetch_one(&mut *tx)
+        .await
+        .doing(WHAT)?;
     let newer_fence = newer_fence_of(tx, machine).await?;
     let cluster = part_of(tx, machine).await?;
     let release = note_of(tx, machine).await?;
@@ -275,7 +277,7 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
 
 /// The database's clock.
 pub async fn now(tx: &mut PgConnection) -> Result<Timestamp, BmdbError> {
-    sqlx::query_file_scalar!("sql/inspect/now.sql").fetch_one(tx).await.doing(WHAT)
+    sqlx::query_file_scalar!("sql/inspect/read_clock.sql").fetch_one(tx).await.doing(WHAT)
 }
 
 /// Machines whose id lies between two, ends included.
@@ -284,8 +286,10 @@ pub async fn machines_by_id(
     (first, last): (Uuid, Uuid),
     limit: i64,
 ) -> Result<Vec<MachineName>, BmdbError> {
-    let rows =
-        sqlx::query_file!("sql/inspect/by_id.sql", first, last, limit).fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/inspect/list_by_id.sql", first, last, limit)
+        .fetch_all(tx)
+        .await
+        .doing(WHAT)?;
     Ok(rows
         .into_iter()
         .map(|row| MachineName {
@@ -303,7 +307,7 @@ pub async fn machines_by_provider_id(
     id: &str,
     limit: i64,
 ) -> Result<Vec<MachineName>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/by_provider_id.sql", provider, id, limit)
+    let rows = sqlx::query_file!("sql/inspect/list_by_provider_id.sql", provider, id, limit)
         .fetch_all(tx)
         .await
         .doing(WHAT)?;
@@ -323,7 +327,8 @@ pub async fn machines_near(
     text: &str,
     limit: i64,
 ) -> Result<Vec<MachineName>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/near.sql", text, limit).fetch_all(tx).await.doing(WHAT)?;
+    let rows =
+        sqlx::query_file!("sql/inspect/suggest_ids.sql", text, limit).fetch_all(tx).await.doing(WHAT)?;
     Ok(rows
         .into_iter()
         .map(|row| MachineName {
@@ -336,7 +341,8 @@ pub async fn machines_near(
 
 /// Open sessions after one, oldest first; all of them follow the nil UUID.
 pub async fn sessions(tx: &mut PgConnection, after: Uuid, limit: i64) -> Result<Vec<SessionLine>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/sessions.sql", after, limit).fetch_all(tx).await.doing(WHAT)?;
+    let rows =
+        sqlx::query_file!("sql/inspect/list_sessions.sql", after, limit).fetch_all(tx).await.doing(WHAT)?;
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -364,7 +370,7 @@ pub async fn work(
 ) -> Result<Vec<WorkLine>, BmdbError> {
     let beginning = WorkPlace::beginning();
     let WorkPlace { since, machine, lane } = after.unwrap_or(&beginning);
-    let rows = sqlx::query_file!("sql/inspect/work.sql", since, machine, lane, limit)
+    let rows = sqlx::query_file!("sql/inspect/list_work.sql", since, machine, lane, limit)
         .fetch_all(tx)
         .await
         .doing(WHAT)?;
@@ -397,12 +403,12 @@ pub async fn work(
 
 /// What every provider answered last.
 pub async fn providers(tx: &mut PgConnection) -> Result<Vec<ProviderLine>, BmdbError> {
-    sqlx::query_file_as!(ProviderLine, "sql/inspect/providers.sql").fetch_all(tx).await.doing(WHAT)
+    sqlx::query_file_as!(ProviderLine, "sql/inspect/list_providers.sql").fetch_all(tx).await.doing(WHAT)
 }
 
 /// Brakes that are on.
 pub async fn brakes(tx: &mut PgConnection) -> Result<Vec<BrakeLine>, BmdbError> {
-    sqlx::query_file_as!(BrakeLine, "sql/inspect/brakes.sql").fetch_all(tx).await.doing(WHAT)
+    sqlx::query_file_as!(BrakeLine, "sql/inspect/list_brakes.sql").fetch_all(tx).await.doing(WHAT)
 }
 
 /// The newest lines of a machine's history, newest first, or those that follow a place.
@@ -413,7 +419,7 @@ pub async fn history(
     limit: i64,
 ) -> Result<Vec<HistoryLine>, BmdbError> {
     let (at, told) = (after.map(|place| place.at), after.map_or(0, |place| place.told));
-    let rows = sqlx::query_file!("sql/inspect/history.sql", machine.0, at, limit, told)
+    let rows = sqlx::query_file!("sql/inspect/list_history.sql", machine.0, at, limit, told)
         .fetch_all(tx)
         .await
         .doing(WHAT)?;
@@ -434,7 +440,7 @@ pub async fn history(
 }
 
 async fn lanes(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<LaneView>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/lanes.sql", machine.0).fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/inspect/list_lanes.sql", machine.0).fetch_all(tx).await.doing(WHAT)?;
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -477,7 +483,8 @@ pub(crate) async fn host_keys(
     tx: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<PinnedHostKey>, BmdbError> {
-    let row = sqlx::query_file!("sql/facts/host_key.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
+    let row =
+        sqlx::query_file!("sql/facts/read_host_key.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
     Ok(row.map(|row| PinnedHostKey {
         key: HostKey { algorithm: row.algorithm, key: row.public_key },
         source: row.source,

@@ -88,7 +88,7 @@ impl Work {
                     reschedule(&bmdb, tx, machine, &rows).await?;
                     let intent = IntentId::generate();
                     sqlx::query_file!(
-                        "sql/intent/begin.sql",
+                        "sql/intent/insert.sql",
                         intent.0,
                         step.step.as_str(),
                         step.provider,
@@ -137,7 +137,7 @@ pub(crate) async fn count_budget(
 ) -> Result<Circumstances, BmdbError> {
     let what = "counting a budget";
     sqlx::query_file!("sql/intent/lock_budget.sql", kind).fetch_optional(&mut *tx).await.doing(what)?;
-    let used = sqlx::query_file!("sql/intent/used.sql", kind, window.float_milliseconds())
+    let used = sqlx::query_file!("sql/intent/count_budget_use.sql", kind, window.float_milliseconds())
         .fetch_one(&mut *tx)
         .await
         .doing(what)?;
@@ -154,12 +154,12 @@ pub(crate) async fn count_budget(
 /// that are silent at once, the second is asked about when the first is recorded.
 async fn cluster_of(tx: &mut PgConnection, machine: MachineId) -> Result<Option<InCluster>, BmdbError> {
     let what = "asking what a machine's cluster goes through";
-    let locked = sqlx::query_file!("sql/cluster/of_machine.sql", machine.0)
+    let locked = sqlx::query_file!("sql/cluster/lock_cluster_of_machine.sql", machine.0)
         .fetch_optional(&mut *tx)
         .await
         .doing(what)?;
     let Some(cluster) = locked else { return Ok(None) };
-    let row = sqlx::query_file!("sql/cluster/circumstances.sql", machine.0)
+    let row = sqlx::query_file!("sql/cluster/read_disruption_state.sql", machine.0)
         .fetch_optional(&mut *tx)
         .await
         .doing(what)?;
@@ -200,7 +200,7 @@ impl Bmdb {
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
                 sqlx::query_file!(
-                    "sql/intent/begin.sql",
+                    "sql/intent/insert.sql",
                     intent.0,
                     "create",
                     lease.name,
@@ -226,7 +226,7 @@ impl Bmdb {
             .statement("reading open intents", move |pool| {
                 let provider = provider.clone();
                 Box::pin(async move {
-                    sqlx::query_file!("sql/intent/open_creations.sql", provider).fetch_all(pool).await
+                    sqlx::query_file!("sql/intent/list_open_creations.sql", provider).fetch_all(pool).await
                 })
             })
             .await?;
@@ -271,6 +271,6 @@ pub(crate) async fn settle(
     intent: IntentId,
     outcome: &str,
 ) -> Result<bool, BmdbError> {
-    let settled = sqlx::query_file!("sql/intent/settle.sql", intent.0, outcome).fetch_optional(tx).await;
+    let settled = sqlx::query_file!("sql/intent/resolve.sql", intent.0, outcome).fetch_optional(tx).await;
     Ok(settled.doing(SETTLING)?.is_some())
 }

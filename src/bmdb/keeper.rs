@@ -174,7 +174,9 @@ pub(crate) async fn rows_of(bmdb: &Bmdb, sessions: &[Session]) -> Result<Vec<Hel
     let rows = bmdb
         .statement("reading what sessions hold", move |pool| {
             let ids = ids.clone();
-            Box::pin(async move { sqlx::query_file!("sql/work/of_sessions.sql", &ids).fetch_all(pool).await })
+            Box::pin(
+                async move { sqlx::query_file!("sql/work/list_of_sessions.sql", &ids).fetch_all(pool).await },
+            )
         })
         .await?;
     rows.into_iter()

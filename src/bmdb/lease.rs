@@ -42,7 +42,7 @@ impl Bmdb {
             .statement("taking a named lease", move |pool| {
                 let (kind, name) = key.clone();
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/lease/take.sql", id.0, kind, name)
+                    sqlx::query_file_scalar!("sql/named_lease/acquire.sql", id.0, kind, name)
                         .fetch_optional(pool)
                         .await
                 })
@@ -59,7 +59,7 @@ impl Bmdb {
                 let lease = lease.clone();
                 Box::pin(async move {
                     sqlx::query_file!(
-                        "sql/lease/give_back.sql",
+                        "sql/named_lease/release.sql",
                         lease.session.0,
                         lease.kind,
                         lease.name,
@@ -77,7 +77,7 @@ impl Bmdb {
 /// Takes part in a transaction under a named lease: fails when it is not held any more.
 pub(crate) async fn lock_lease(tx: &mut PgConnection, lease: &NamedLease) -> Result<(), BmdbError> {
     guard(tx, lease.session).await?;
-    sqlx::query_file!("sql/lease/lock.sql", lease.session.0, lease.kind, lease.name, lease.fence)
+    sqlx::query_file!("sql/named_lease/lock.sql", lease.session.0, lease.kind, lease.name, lease.fence)
         .fetch_optional(tx)
         .await
         .doing("checking a named lease")?

@@ -257,8 +257,10 @@ pub async fn lines(
     machines: &[Uuid],
 ) -> Result<Vec<Listed>, BmdbError> {
     let Some(tables) = TagTables::find(tx, &filter.tags).await? else { return Ok(Vec::new()) };
-    let rows =
-        sqlx::query_file_as!(Row, "sql/inspect/lines.sql", machines).fetch_all(&mut *tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file_as!(Row, "sql/inspect/list_machines_by_id.sql", machines)
+        .fetch_all(&mut *tx)
+        .await
+        .doing(WHAT)?;
     let mut listed: Vec<Listed> = rows.into_iter().map(Listed::from).collect();
     listed.retain(|one| {
         filter.wants_class(&one.line.phase, one.line.name.provider.as_deref().unwrap_or_default(), scope)
@@ -282,7 +284,7 @@ pub async fn changed(
     limit: i64,
 ) -> Result<(Vec<Uuid>, Until), BmdbError> {
     let rows =
-        sqlx::query_file!("sql/inspect/happened.sql", from, to, limit).fetch_all(tx).await.doing(WHAT)?;
+        sqlx::query_file!("sql/inspect/list_events.sql", from, to, limit).fetch_all(tx).await.doing(WHAT)?;
     let full = i64::try_from(rows.len()).is_ok_and(|found| found >= limit);
     // Should more than a whole read be of one moment, what is left of that moment is passed over.
     let until = match rows.last() {
@@ -298,7 +300,7 @@ pub async fn changed(
 /// Every (phase, provider) that has a machine, phases in the order of a machine's life. Phases that
 /// only a newer release knows come last.
 pub async fn classes(tx: &mut PgConnection) -> Result<Vec<(String, String)>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/classes.sql").fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/inspect/list_classes.sql").fetch_all(tx).await.doing(WHAT)?;
     let mut classes: Vec<(String, String)> =
         rows.into_iter().map(|row| (row.phase_index, row.provider)).collect();
     classes.sort_by_cached_key(|class| (order_of(&class.0), class.clone()));
@@ -331,7 +333,7 @@ async fn of_class(
     limit: usize,
 ) -> Result<Vec<Listed>, BmdbError> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let rows = sqlx::query_file_as!(Row, "sql/inspect/listed.sql", phase, provider, after, limit)
+    let rows = sqlx::query_file_as!(Row, "sql/inspect/list_machines.sql", phase, provider, after, limit)
         .fetch_all(tx)
         .await
         .doing(WHAT)?;

@@ -47,9 +47,9 @@ impl Bmdb {
     pub async fn machine_phases(&self) -> Result<Vec<MachinePhase>, BmdbError> {
         let rows = self
             .statement("listing the phases of machines", |pool| {
-                Box::pin(
-                    async move { sqlx::query_file!("sql/fleet/machine_phases.sql").fetch_all(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file!("sql/fleet/list_machine_phases.sql").fetch_all(pool).await
+                })
             })
             .await?;
         Ok(rows
@@ -68,9 +68,9 @@ impl Bmdb {
     pub async fn not_ready(&self, limit: i64) -> Result<Waiting, BmdbError> {
         let rows = self
             .statement("listing machines that are not ready", move |pool| {
-                Box::pin(
-                    async move { sqlx::query_file!("sql/fleet/not_ready.sql", limit).fetch_all(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file!("sql/fleet/list_not_ready.sql", limit).fetch_all(pool).await
+                })
             })
             .await?;
         let (ready, waiting) = rows.first().map_or((0, 0), |row| (row.ready, row.waiting));
@@ -82,7 +82,7 @@ impl Bmdb {
     pub async fn live_counts(&self) -> Result<LiveCounts, BmdbError> {
         let row = self
             .statement("counting live work", |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/fleet/live_counts.sql").fetch_one(pool).await })
+                Box::pin(async move { sqlx::query_file!("sql/fleet/count_live.sql").fetch_one(pool).await })
             })
             .await?;
         Ok(LiveCounts { work: row.work, sessions: row.sessions })
@@ -92,7 +92,9 @@ impl Bmdb {
     pub async fn indexed_phases(&self) -> Result<BTreeMap<String, i64>, BmdbError> {
         let rows = self
             .statement("counting machines by phase", |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/fleet/phases.sql").fetch_all(pool).await })
+                Box::pin(async move {
+                    sqlx::query_file!("sql/fleet/count_indexed_phases.sql").fetch_all(pool).await
+                })
             })
             .await?;
         Ok(rows.into_iter().map(|row| (row.phase, row.count)).collect())

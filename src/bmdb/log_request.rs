@@ -127,11 +127,14 @@ pub fn request_of(carried: &Carried) -> Option<Uuid> {
 }
 
 async fn locked(tx: &mut PgConnection, machine: MachineId, id: Uuid) -> Result<Option<Row>, BmdbError> {
-    sqlx::query_file_as!(Row, "sql/log/lock.sql", id, machine.0).fetch_optional(tx).await.doing(READING)
+    sqlx::query_file_as!(Row, "sql/log/lock_request.sql", id, machine.0)
+        .fetch_optional(tx)
+        .await
+        .doing(READING)
 }
 
 async fn end(tx: &mut PgConnection, id: Uuid, failed: Option<&str>) -> Result<(), BmdbError> {
-    sqlx::query_file!("sql/log/end.sql", id, failed).execute(tx).await.doing(HANDING)?;
+    sqlx::query_file!("sql/log/end_request.sql", id, failed).execute(tx).await.doing(HANDING)?;
     Ok(())
 }
 
@@ -182,7 +185,7 @@ impl Bmdb {
         self.transact(HANDING, move |tx| {
             let (incarnation, version) = (incarnation.clone(), version.clone());
             Box::pin(async move {
-                let rows = sqlx::query_file_as!(Row, "sql/log/lock_of_machine.sql", machine.0)
+                let rows = sqlx::query_file_as!(Row, "sql/log/lock_open_requests.sql", machine.0)
                     .fetch_all(&mut *tx)
                     .await
                     .doing(HANDING)?;
@@ -194,7 +197,7 @@ impl Bmdb {
                         Hand::End(said) => end(tx, row.request_id, Some(&said)).await?,
                         Hand::Again => handed.push(Handed { id: row.request_id, wanted: request.wanted }),
                         Hand::New => {
-                            sqlx::query_file!("sql/log/hand.sql", row.request_id, incarnation)
+                            sqlx::query_file!("sql/log/mark_delivered.sql", row.request_id, incarnation)
                                 .execute(&mut *tx)
                                 .await
                                 .doing(HANDING)?;
@@ -237,13 +240,18 @@ async fn ask(
     if let Some(said) = unreachable(heard, retired, policy.heartbeat_interval.0, snapshot.now) {
         return Err(refused("SILENT", format!("{name} {said}")));
     }
-    sqlx::query_file!("sql/retention/log_parts.sql", KEPT_MS, CLEARED)
+    sqlx::query_file!("sql/retention/delete_log_parts.sql", KEPT_MS, CLEARED)
         .execute(&mut *tx)
         .await
         .doing(ASKING)?;
-    sqlx::query_file!("sql/retention/log_requests.sql", KEPT_MS).execute(&mut *tx).await.doing(ASKING)?;
-    let counts =
-        sqlx::query_file!("sql/log/counts.sql", machine.0).fetch_one(&mut *tx).await.doing(ASKING)?;
+    sqlx::query_file!("sql/retention/delete_log_requests.sql", KEPT_MS)
+        .execute(&mut *tx)
+        .await
+        .doing(ASKING)?;
+    let counts = sqlx::query_file!("sql/log/count_open_requests.sql", machine.0)
+        .fetch_one(&mut *tx)
+        .await
+        .doing(ASKING)?;
     if counts.of_machine >= MOST_OF_A_MACHINE {
         let said = format!(
             "{name} is asked for {MOST_OF_A_MACHINE} logs at this moment, and brings no more at a time; try again when one \
@@ -260,7 +268,7 @@ async fn ask(
     begin_attempt(tx, order).await?;
     let id = Uuid::now_v7();
     sqlx::query_file!(
-        "sql/log/ask.sql",
+        "sql/log/insert_request.sql",
         id,
         machine.0,
         wanted.log,
@@ -291,22 +299,27 @@ async fn read_on(
     let row = locked(tx, machine, id).await?.filter(|row| row.asked_by == who).ok_or_else(gone)?;
     let request = row.request();
     let now = inspect::now(tx).await?;
-    let heard = sqlx::query_file!("sql/log/heard.sql", machine.0).fetch_one(&mut *tx).await.doing(READING)?;
+    let heard = sqlx::query_file!("sql/log/read_last_heartbeat.sql", machine.0)
+        .fetch_one(&mut *tx)
+        .await
+        .doing(READING)?;
     let is = state(&request, heard.heard_at, bmdb.policy().1.heartbeat_interval.0, now);
     if let (State::Ended(failed), None) = (&is, &request.ended) {
         // So that the machine hears it, too.
         end(tx, id, failed.as_deref()).await?;
     }
     let taken = taken.clamp(0, request.parts);
-    sqlx::query_file!("sql/log/forget_taken.sql", id, taken).execute(&mut *tx).await.doing(READING)?;
-    let parts =
-        sqlx::query_file!("sql/log/parts.sql", id, taken, PARTS).fetch_all(&mut *tx).await.doing(READING)?;
+    sqlx::query_file!("sql/log/delete_read_parts.sql", id, taken).execute(&mut *tx).await.doing(READING)?;
+    let parts = sqlx::query_file!("sql/log/list_parts.sql", id, taken, PARTS)
+        .fetch_all(&mut *tx)
+        .await
+        .doing(READING)?;
     let told = parts.last().map_or(taken, |part| part.number + 1);
     if matches!(is, State::Ended(_)) && taken >= request.parts && taken > 0 {
         // They have said that they have all of it.
-        sqlx::query_file!("sql/log/remove.sql", id).execute(&mut *tx).await.doing(READING)?;
+        sqlx::query_file!("sql/log/delete_request.sql", id).execute(&mut *tx).await.doing(READING)?;
     } else {
-        sqlx::query_file!("sql/log/read.sql", id).execute(&mut *tx).await.doing(READING)?;
+        sqlx::query_file!("sql/log/touch_request.sql", id).execute(&mut *tx).await.doing(READING)?;
     }
     let is = if told < request.parts { State::Comes } else { is };
     Ok(Reading {
@@ -328,7 +341,11 @@ async fn kept(
     let Some(row) = locked(tx, machine, id).await? else { return Ok(Keep::Over) };
     let (request, now) = (row.request(), inspect::now(tx).await?);
     let unread = if request.wanted.follow {
-        sqlx::query_file!("sql/log/unread.sql", id).fetch_one(&mut *tx).await.doing(BRINGING)?.bytes
+        sqlx::query_file!("sql/log/count_unread_bytes.sql", id)
+            .fetch_one(&mut *tx)
+            .await
+            .doing(BRINGING)?
+            .bytes
     } else {
         0
     };
@@ -337,7 +354,7 @@ async fn kept(
         Keep::Take => {
             let some = !brought.lines.is_empty();
             if some {
-                sqlx::query_file!("sql/log/put.sql", id, brought.number, brought.lines)
+                sqlx::query_file!("sql/log/insert_part.sql", id, brought.number, brought.lines)
                     .execute(&mut *tx)
                     .await
                     .doing(BRINGING)?;
@@ -345,7 +362,7 @@ async fn kept(
             let there = Some(&brought.there).filter(|there| !there.is_empty());
             let there = there.and_then(|there| serde_json::to_value(there).ok());
             sqlx::query_file!(
-                "sql/log/brought.sql",
+                "sql/log/record_part.sql",
                 id,
                 request.parts + i64::from(some),
                 i64::try_from(brought.lines.len()).unwrap_or(i64::MAX),

@@ -23,9 +23,9 @@ use crate::bmdb::error::BmdbError;
 
 pub mod reached;
 
-const BEGIN: &str = include_str!("../../sql/inspect/begin_brief.sql");
+const BEGIN: &str = include_str!("../../sql/inspect/begin_read_only_short.sql");
 const WHAT: &str = "reading what to show";
-/// How long a look may take, as `begin_brief.sql` says of each of its statements.
+/// How long a look may take, the limit that `inspect/begin_read_only_short.sql` sets for each of its statements.
 const LIMIT: Duration = Duration::from_millis(2500);
 /// How often a look that took longer is begun anew.
 const TRIED_AGAIN: u32 = 3;
@@ -129,7 +129,7 @@ impl Bmdb {
         let found = self
             .statement("looking for servers of the API", |connection| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/credential/servers.sql").fetch_all(connection).await
+                    sqlx::query_file_scalar!("sql/session/list_api_servers.sql").fetch_all(connection).await
                 })
             })
             .await?;

@@ -91,7 +91,7 @@ impl Work {
             .bmdb()
             .statement(LOOKING, move |connection| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/inspect/newer_fence.sql", machine.0)
+                    sqlx::query_file!("sql/inspect/read_unknown_fence.sql", machine.0)
                         .fetch_optional(connection)
                         .await
                 })
@@ -111,7 +111,9 @@ impl Bmdb {
             .statement(LOOKING, move |connection| {
                 let machines = machines.clone();
                 Box::pin(async move {
-                    sqlx::query_file!("sql/inspect/newer_fences.sql", &machines).fetch_all(connection).await
+                    sqlx::query_file!("sql/inspect/list_unknown_fences.sql", &machines)
+                        .fetch_all(connection)
+                        .await
                 })
             })
             .await?;
@@ -127,7 +129,7 @@ pub(crate) async fn newer_fence_of(
     tx: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<NewerFence>, BmdbError> {
-    let found = sqlx::query_file!("sql/inspect/newer_fence.sql", machine.0)
+    let found = sqlx::query_file!("sql/inspect/read_unknown_fence.sql", machine.0)
         .fetch_optional(tx)
         .await
         .doing(LOOKING)?;
@@ -145,9 +147,14 @@ pub(crate) async fn newer_fence(
         "its agent has seen fence {fence} from somebody whom this database does not know: it was restored from a \
          backup, or another database works on the same machine. Nothing is ordered of it until that is settled"
     );
-    let told =
-        sqlx::query_file_scalar!("sql/heartbeat/newer_fence.sql", machine.0, fence, detail, ANSWERED_BEYOND)
-            .fetch_optional(tx)
-            .await;
+    let told = sqlx::query_file_scalar!(
+        "sql/history/insert_unknown_fence.sql",
+        machine.0,
+        fence,
+        detail,
+        ANSWERED_BEYOND
+    )
+    .fetch_optional(tx)
+    .await;
     Ok(told.doing(TELLING)?.is_some())
 }

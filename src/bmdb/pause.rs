@@ -72,14 +72,15 @@ impl Row {
 
 /// Pauses that hold at the moment of this transaction.
 pub async fn pauses(tx: &mut PgConnection) -> Result<Vec<Pause>, BmdbError> {
-    let rows = sqlx::query_file_as!(Row, "sql/pause/list.sql").fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file_as!(Row, "sql/loop_pause/list.sql").fetch_all(tx).await.doing(WHAT)?;
     Ok(rows.into_iter().filter_map(Row::understood).collect())
 }
 
 /// Every loop as it is, and when that was.
 pub async fn loops(tx: &mut PgConnection) -> Result<(Vec<LoopState>, Timestamp), BmdbError> {
     let pauses = pauses(tx).await?;
-    let rows = sqlx::query_file!("sql/pause/workers.sql").fetch_all(&mut *tx).await.doing(WHAT)?;
+    let rows =
+        sqlx::query_file!("sql/loop_pause/count_sessions.sql").fetch_all(&mut *tx).await.doing(WHAT)?;
     let sessions: Vec<(String, i64)> = rows.into_iter().map(|row| (row.component, row.workers)).collect();
     Ok((LoopState::all(&pauses, &sessions), now(tx).await?))
 }
@@ -141,7 +142,7 @@ impl Bmdb {
         let rows = self
             .statement(WHAT, |connection| {
                 Box::pin(async move {
-                    sqlx::query_file_as!(Row, "sql/pause/list.sql").fetch_all(connection).await
+                    sqlx::query_file_as!(Row, "sql/loop_pause/list.sql").fetch_all(connection).await
                 })
             })
             .await?;
@@ -186,7 +187,7 @@ async fn found(
     of: Loop,
     provider: Option<&str>,
 ) -> Result<Option<(Pause, bool)>, BmdbError> {
-    let row = sqlx::query_file!("sql/pause/lock.sql", of.as_str(), provider.unwrap_or(ALL))
+    let row = sqlx::query_file!("sql/loop_pause/lock.sql", of.as_str(), provider.unwrap_or(ALL))
         .fetch_optional(tx)
         .await
         .doing(WHAT)?;
@@ -236,7 +237,7 @@ async fn pause(tx: &mut PgConnection, order: &Order, new: &NewPause) -> Result<C
     };
     let stranger = match provider {
         None => false,
-        Some(provider) => !sqlx::query_file_scalar!("sql/pause/provider_known.sql", provider)
+        Some(provider) => !sqlx::query_file_scalar!("sql/loop_pause/provider_exists.sql", provider)
             .fetch_one(&mut *tx)
             .await
             .doing(WHAT)?,
@@ -274,13 +275,13 @@ async fn keep(tx: &mut PgConnection, pause: &Pause, replaces: bool) -> Result<()
     let (reason, by) = (pause.reason.as_str(), pause.by.as_str());
     let what = "pausing a loop";
     if replaces {
-        sqlx::query_file!("sql/pause/replace.sql", of, provider, reason, by, pause.since, pause.until)
+        sqlx::query_file!("sql/loop_pause/update.sql", of, provider, reason, by, pause.since, pause.until)
             .execute(tx)
             .await
             .doing(what)?;
         return Ok(());
     }
-    sqlx::query_file!("sql/pause/insert.sql", of, provider, reason, by, pause.since, pause.until)
+    sqlx::query_file!("sql/loop_pause/insert.sql", of, provider, reason, by, pause.since, pause.until)
         .fetch_optional(tx)
         .await
         .doing(what)?
@@ -299,7 +300,7 @@ async fn resume(
     }
     let before = found(tx, of, provider).await?.filter(|(_, holds)| *holds).map(|(pause, _)| pause);
     begin_attempt(tx, order).await?;
-    sqlx::query_file!("sql/pause/delete.sql", of.as_str(), provider.unwrap_or(ALL))
+    sqlx::query_file!("sql/loop_pause/delete.sql", of.as_str(), provider.unwrap_or(ALL))
         .execute(&mut *tx)
         .await
         .doing("resuming a loop")?;

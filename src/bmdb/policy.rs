@@ -17,7 +17,7 @@ impl Bmdb {
             let (written, policy) = (written.clone(), policy.clone());
             Box::pin(async move {
                 sqlx::query_file!(
-                    "sql/setup/policy.sql",
+                    "sql/schema/insert_default_policy.sql",
                     written,
                     policy.recovery_first_heartbeat_timeout.milliseconds(),
                     policy.recovery_silence_timeout.milliseconds(),

@@ -48,14 +48,12 @@ pub(crate) async fn apply(
     let id = machine.0;
     match change {
         PowerChange::Ordered { switch, reason, by } => {
-            sqlx::query_file!("sql/power_order/ordered.sql", id, switch.as_str(), reason, by)
-                .execute(tx)
-                .await
+            sqlx::query_file!("sql/power_order/insert.sql", id, switch.as_str(), reason, by).execute(tx).await
         }
         PowerChange::Begun(intent) => {
-            sqlx::query_file!("sql/power_order/begun.sql", id, intent.0).execute(tx).await
+            sqlx::query_file!("sql/power_order/mark_started.sql", id, intent.0).execute(tx).await
         }
-        PowerChange::Ended => sqlx::query_file!("sql/power_order/ended.sql", id).execute(tx).await,
+        PowerChange::Ended => sqlx::query_file!("sql/power_order/delete.sql", id).execute(tx).await,
     }
     .doing(WHAT)?;
     Ok(())
@@ -188,7 +186,7 @@ impl Work {
                         let intent = IntentId::generate();
                         apply(tx, machine, &PowerChange::Begun(intent)).await?;
                         sqlx::query_file!(
-                            "sql/intent/begin.sql",
+                            "sql/intent/insert.sql",
                             intent.0,
                             kind,
                             provider,

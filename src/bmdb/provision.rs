@@ -53,7 +53,7 @@ impl Bmdb {
             .statement("reading a provider's machines", move |pool| {
                 let provider = provider.clone();
                 Box::pin(async move {
-                    sqlx::query_file!("sql/provision/known.sql", provider).fetch_all(pool).await
+                    sqlx::query_file!("sql/provision/list_machines.sql", provider).fetch_all(pool).await
                 })
             })
             .await?;
@@ -85,10 +85,11 @@ impl Bmdb {
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
                 let what = "recording a machine";
-                let found = sqlx::query_file_scalar!("sql/provision/find.sql", lease.name, new.provider_id)
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .doing(what)?;
+                let found =
+                    sqlx::query_file_scalar!("sql/provision/find_machine.sql", lease.name, new.provider_id)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .doing(what)?;
                 let machine = match found {
                     Some(known) => MachineId(known),
                     None => insert(&bmdb, tx, &lease, &new).await?,
@@ -115,7 +116,7 @@ impl Bmdb {
             let (lease, kind) = (lease.clone(), kind.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/provision/listed.sql", lease.name, kind, machines)
+                sqlx::query_file!("sql/provision/record_list.sql", lease.name, kind, machines)
                     .execute(tx)
                     .await
                     .doing(what)?;
@@ -138,7 +139,7 @@ impl Bmdb {
             let (lease, kind, error) = (lease.clone(), kind.clone(), error.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/provision/list_failed.sql", lease.name, kind, error)
+                sqlx::query_file!("sql/provision/record_list_failure.sql", lease.name, kind, error)
                     .execute(tx)
                     .await
                     .doing(what)?;
@@ -155,7 +156,7 @@ impl Bmdb {
             .statement("reading a provider's brake", move |pool| {
                 let provider = provider.clone();
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/provision/brake_of.sql", provider)
+                    sqlx::query_file_scalar!("sql/provision/read_brake.sql", provider)
                         .fetch_optional(pool)
                         .await
                 })
@@ -179,7 +180,7 @@ impl Bmdb {
                 lock_lease(tx, &lease).await?;
                 let done = match brake {
                     Some(reason) => {
-                        sqlx::query_file!("sql/provision/brake.sql", lease.name, reason).execute(tx).await
+                        sqlx::query_file!("sql/provision/set_brake.sql", lease.name, reason).execute(tx).await
                     }
                     None => {
                         sqlx::query_file!("sql/provision/release_brake.sql", lease.name).execute(tx).await
@@ -203,7 +204,7 @@ async fn insert(
     sqlx::query_file!("sql/provision/insert_machine.sql", machine.0).execute(&mut *tx).await.doing(what)?;
     for lane in Lane::ALL {
         sqlx::query_file!(
-            "sql/schedule/insert.sql",
+            "sql/schedule/insert_due_row.sql",
             machine.0,
             lane.as_str(),
             lease.name,

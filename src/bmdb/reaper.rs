@@ -38,7 +38,9 @@ impl Bmdb {
         let closed = self
             .statement("closing expired sessions", |connection| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/reap/close_sessions.sql").fetch_all(connection).await
+                    sqlx::query_file_scalar!("sql/reap/close_expired_sessions.sql")
+                        .fetch_all(connection)
+                        .await
                 })
             })
             .await?;

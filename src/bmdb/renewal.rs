@@ -225,6 +225,9 @@ fn conclude(
 
 async fn limit_statements(connection: &mut PgConnection, limit: Duration) -> Result<(), BmdbError> {
     let limit = limit.as_millis().max(1).to_string();
-    sqlx::query_file!("sql/session/limit.sql", limit).fetch_one(connection).await.doing(RENEWING)?;
+    sqlx::query_file!("sql/session/set_statement_timeout.sql", limit)
+        .fetch_one(connection)
+        .await
+        .doing(RENEWING)?;
     Ok(())
 }

@@ -58,9 +58,9 @@ impl Bmdb {
     pub async fn live_sessions(&self) -> Result<Vec<LiveSession>, BmdbError> {
         let rows = self
             .statement("looking who works", |pool| {
-                Box::pin(
-                    async move { sqlx::query_file!("sql/restore/live_sessions.sql").fetch_all(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file!("sql/declare_restored/list_live_sessions.sql").fetch_all(pool).await
+                })
             })
             .await?;
         let live = rows.into_iter();
@@ -80,31 +80,37 @@ impl Bmdb {
                     let done = Done { changed: true, said: "is declared to be a restored backup".into() };
                     write_down(tx, &order, None, done, None, None).await?;
                     let what = "ending what the backup holds";
-                    let sessions =
-                        sqlx::query_file!("sql/restore/close_sessions.sql").fetch_all(&mut *tx).await;
-                    let steps = sqlx::query_file!("sql/restore/settle_intents.sql").fetch_all(&mut *tx).await;
+                    let sessions = sqlx::query_file!("sql/declare_restored/close_sessions.sql")
+                        .fetch_all(&mut *tx)
+                        .await;
+                    let steps = sqlx::query_file!("sql/declare_restored/resolve_intents.sql")
+                        .fetch_all(&mut *tx)
+                        .await;
                     let (sessions, steps) = (sessions.doing(what)?.len(), steps.doing(what)?.len());
-                    sqlx::query_file!("sql/restore/raise_leases.sql", LIFT)
+                    sqlx::query_file!("sql/declare_restored/raise_lease_fences.sql", LIFT)
                         .fetch_all(&mut *tx)
                         .await
                         .doing(what)?;
-                    sqlx::query_file!("sql/restore/pause_roll_outs.sql")
+                    sqlx::query_file!("sql/declare_restored/pause_roll_outs.sql")
                         .execute(&mut *tx)
                         .await
                         .doing(what)?;
-                    sqlx::query_file!("sql/restore/pause_upgrades.sql")
+                    sqlx::query_file!("sql/declare_restored/pause_upgrades.sql")
                         .execute(&mut *tx)
                         .await
                         .doing(what)?;
-                    sqlx::query_file!("sql/restore/forget_rotations.sql")
+                    sqlx::query_file!("sql/declare_restored/clear_rotations.sql")
                         .execute(&mut *tx)
                         .await
                         .doing(what)?;
-                    sqlx::query_file!("sql/restore/withdraw_releases.sql")
+                    sqlx::query_file!("sql/declare_restored/withdraw_release_orders.sql")
                         .execute(&mut *tx)
                         .await
                         .doing(what)?;
-                    sqlx::query_file!("sql/restore/forget_listening.sql").fetch_all(tx).await.doing(what)?;
+                    sqlx::query_file!("sql/declare_restored/delete_listening.sql")
+                        .fetch_all(tx)
+                        .await
+                        .doing(what)?;
                     Ok(Restored { sessions, steps, ..Restored::default() })
                 })
             })
@@ -132,9 +138,11 @@ impl Bmdb {
     async fn forget_orders(&self, detail: &str) -> Result<(), BmdbError> {
         let ordered = self
             .statement("listing machines of which something is ordered", |pool| {
-                Box::pin(
-                    async move { sqlx::query_file_scalar!("sql/restore/ordered.sql").fetch_all(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("sql/declare_restored/list_pending_orders.sql")
+                        .fetch_all(pool)
+                        .await
+                })
             })
             .await?;
         for machine in ordered {
@@ -164,9 +172,11 @@ impl Bmdb {
     async fn take_back_refused(&self, detail: &str) -> Result<(), BmdbError> {
         let refused = self
             .statement("listing machines that refused us", |pool| {
-                Box::pin(
-                    async move { sqlx::query_file_scalar!("sql/restore/refused.sql").fetch_all(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("sql/declare_restored/list_fence_rejections.sql")
+                        .fetch_all(pool)
+                        .await
+                })
             })
             .await?;
         for machine in refused {
@@ -188,19 +198,23 @@ impl Bmdb {
         self.transact(what, move |tx| {
             let detail = detail.clone();
             Box::pin(async move {
-                let page: Vec<Uuid> = sqlx::query_file_scalar!("sql/restore/page.sql", after.0, PAGE)
+                let page: Vec<Uuid> =
+                    sqlx::query_file_scalar!("sql/declare_restored/list_page.sql", after.0, PAGE)
+                        .fetch_all(&mut *tx)
+                        .await
+                        .doing(what)?;
+                sqlx::query_file!("sql/declare_restored/lock_page.sql", &page)
                     .fetch_all(&mut *tx)
                     .await
                     .doing(what)?;
-                sqlx::query_file!("sql/restore/lock_page.sql", &page)
+                sqlx::query_file!("sql/declare_restored/raise_work_fences.sql", &page, LIFT)
                     .fetch_all(&mut *tx)
                     .await
                     .doing(what)?;
-                sqlx::query_file!("sql/restore/raise_fences.sql", &page, LIFT)
-                    .fetch_all(&mut *tx)
+                sqlx::query_file!("sql/declare_restored/insert_history.sql", &page, detail)
+                    .execute(tx)
                     .await
                     .doing(what)?;
-                sqlx::query_file!("sql/restore/tell.sql", &page, detail).execute(tx).await.doing(what)?;
                 Ok(page.into_iter().map(MachineId).collect())
             })
         })

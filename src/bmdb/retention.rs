@@ -231,7 +231,7 @@ impl Bmdb {
             Retained::History => {
                 self.statement("deleting old history", move |connection| {
                     Box::pin(async move {
-                        sqlx::query_file!("sql/retention/history.sql", kept, most, ANSWERED_BEYOND)
+                        sqlx::query_file!("sql/retention/delete_history.sql", kept, most, ANSWERED_BEYOND)
                             .execute(connection)
                             .await
                     })
@@ -241,7 +241,9 @@ impl Bmdb {
             Retained::Intents => {
                 self.statement("deleting old intents", move |connection| {
                     Box::pin(async move {
-                        sqlx::query_file!("sql/retention/intents.sql", kept, most).execute(connection).await
+                        sqlx::query_file!("sql/retention/delete_intents.sql", kept, most)
+                            .execute(connection)
+                            .await
                     })
                 })
                 .await
@@ -249,7 +251,9 @@ impl Bmdb {
             Retained::Audit => {
                 self.statement("deleting old orders", move |connection| {
                     Box::pin(async move {
-                        sqlx::query_file!("sql/retention/audit.sql", kept, most).execute(connection).await
+                        sqlx::query_file!("sql/retention/delete_audit.sql", kept, most)
+                            .execute(connection)
+                            .await
                     })
                 })
                 .await
@@ -257,7 +261,9 @@ impl Bmdb {
             Retained::Approvals => {
                 self.statement("deleting old approvals", move |connection| {
                     Box::pin(async move {
-                        sqlx::query_file!("sql/retention/approvals.sql", kept, most).execute(connection).await
+                        sqlx::query_file!("sql/retention/delete_approvals.sql", kept, most)
+                            .execute(connection)
+                            .await
                     })
                 })
                 .await
@@ -265,7 +271,9 @@ impl Bmdb {
             Retained::Sessions => {
                 self.statement("deleting old sessions", move |connection| {
                     Box::pin(async move {
-                        sqlx::query_file!("sql/retention/sessions.sql", kept, most).execute(connection).await
+                        sqlx::query_file!("sql/retention/delete_sessions.sql", kept, most)
+                            .execute(connection)
+                            .await
                     })
                 })
                 .await
@@ -273,7 +281,7 @@ impl Bmdb {
             Retained::Samples => {
                 self.statement("deleting old counts of the fleet", move |connection| {
                     Box::pin(async move {
-                        sqlx::query_file!("sql/retention/samples.sql", SAMPLES_KEPT_MS, most)
+                        sqlx::query_file!("sql/retention/delete_samples.sql", SAMPLES_KEPT_MS, most)
                             .execute(connection)
                             .await
                     })
@@ -283,7 +291,7 @@ impl Bmdb {
             Retained::Pieces => {
                 self.statement("deleting pieces of artefacts", move |connection| {
                     Box::pin(async move {
-                        sqlx::query_file!("sql/retention/artefact_pieces.sql", BEGUN_KEPT_MS, most)
+                        sqlx::query_file!("sql/retention/delete_unfinished_pieces.sql", BEGUN_KEPT_MS, most)
                             .execute(connection)
                             .await
                     })
@@ -293,7 +301,7 @@ impl Bmdb {
             Retained::Begun => {
                 self.statement("deleting artefacts that are not whole", move |connection| {
                     Box::pin(async move {
-                        sqlx::query_file!("sql/retention/artefacts.sql", BEGUN_KEPT_MS)
+                        sqlx::query_file!("sql/retention/delete_unfinished_artefacts.sql", BEGUN_KEPT_MS)
                             .execute(connection)
                             .await
                     })
@@ -312,7 +320,9 @@ impl Bmdb {
     async fn forget_parts_of_logs(&self, most: i64) -> Result<PgQueryResult, BmdbError> {
         self.statement("deleting parts of logs", move |connection| {
             Box::pin(async move {
-                sqlx::query_file!("sql/retention/log_parts.sql", LOGS_KEPT_MS, most).execute(connection).await
+                sqlx::query_file!("sql/retention/delete_log_parts.sql", LOGS_KEPT_MS, most)
+                    .execute(connection)
+                    .await
             })
         })
         .await
@@ -321,7 +331,9 @@ impl Bmdb {
     async fn forget_logs(&self) -> Result<PgQueryResult, BmdbError> {
         self.statement("deleting requests for logs", move |connection| {
             Box::pin(async move {
-                sqlx::query_file!("sql/retention/log_requests.sql", LOGS_KEPT_MS).execute(connection).await
+                sqlx::query_file!("sql/retention/delete_log_requests.sql", LOGS_KEPT_MS)
+                    .execute(connection)
+                    .await
             })
         })
         .await

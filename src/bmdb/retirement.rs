@@ -62,20 +62,20 @@ pub(crate) async fn apply(
     let id = machine.0;
     match change {
         RetirementChange::Requested { reason, by, wipe } => {
-            sqlx::query_file!("sql/retirement/requested.sql", id, reason, by, wipe).execute(tx).await
+            sqlx::query_file!("sql/retirement/insert.sql", id, reason, by, wipe).execute(tx).await
         }
-        RetirementChange::Cleared => sqlx::query_file!("sql/retirement/cleared.sql", id).execute(tx).await,
+        RetirementChange::Cleared => sqlx::query_file!("sql/retirement/delete.sql", id).execute(tx).await,
         RetirementChange::WipeWaived(by) => {
-            sqlx::query_file!("sql/retirement/wipe_waived.sql", id, by).execute(tx).await
+            sqlx::query_file!("sql/retirement/waive_wipe.sql", id, by).execute(tx).await
         }
         RetirementChange::ReleaseOrdered(intent) => {
-            sqlx::query_file!("sql/retirement/release_ordered.sql", id, intent.0).execute(tx).await
+            sqlx::query_file!("sql/retirement/mark_release_ordered.sql", id, intent.0).execute(tx).await
         }
         RetirementChange::Finished(outcome) => {
-            sqlx::query_file!("sql/retirement/finished.sql", id, outcome).execute(tx).await
+            sqlx::query_file!("sql/retirement/mark_finished.sql", id, outcome).execute(tx).await
         }
         RetirementChange::Listed(listed) => {
-            sqlx::query_file!("sql/retirement/listed.sql", id, listed).execute(tx).await
+            sqlx::query_file!("sql/retirement/set_listed.sql", id, listed).execute(tx).await
         }
     }
     .doing(WHAT)?;
@@ -235,7 +235,7 @@ impl Work {
                     apply(tx, machine, &RetirementChange::ReleaseOrdered(intent)).await?;
                     reschedule(&bmdb, tx, machine, &rows).await?;
                     sqlx::query_file!(
-                        "sql/intent/begin.sql",
+                        "sql/intent/insert.sql",
                         intent.0,
                         RELEASE,
                         provider,

@@ -83,9 +83,13 @@ pub async fn roll_outs(
     tx: &mut PgConnection,
     id: Option<&str>,
 ) -> Result<(Vec<RollOutView>, Timestamp), BmdbError> {
-    let rows = sqlx::query_file!("sql/release/list.sql", id).fetch_all(&mut *tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/roll_out/list.sql", id).fetch_all(&mut *tx).await.doing(WHAT)?;
     let mut counts: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
-    for row in sqlx::query_file!("sql/release/counts.sql", id).fetch_all(&mut *tx).await.doing(WHAT)? {
+    for row in sqlx::query_file!("sql/roll_out/count_machine_states.sql", id)
+        .fetch_all(&mut *tx)
+        .await
+        .doing(WHAT)?
+    {
         let count = u32::try_from(row.count).unwrap_or(u32::MAX);
         counts.entry(row.roll_out_id).or_default().insert(row.state, count);
     }
@@ -94,9 +98,10 @@ pub async fn roll_outs(
         // All machines of all roll-outs would be more than anybody takes at once.
         let machines = match id {
             None => Vec::new(),
-            Some(id) => {
-                sqlx::query_file!("sql/release/members.sql", id).fetch_all(&mut *tx).await.doing(WHAT)?
-            }
+            Some(id) => sqlx::query_file!("sql/roll_out/list_machines.sql", id)
+                .fetch_all(&mut *tx)
+                .await
+                .doing(WHAT)?,
         };
         let machines = machines.into_iter().map(|row| RollOutMachineView {
             machine: row.machine_id.to_string(),
@@ -128,8 +133,10 @@ pub async fn roll_outs(
 
 /// The sentence about the roll-out that a machine is in, if it is in one.
 pub(crate) async fn note_of(tx: &mut PgConnection, machine: MachineId) -> Result<Option<String>, BmdbError> {
-    let row =
-        sqlx::query_file!("sql/release/of_machine.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
+    let row = sqlx::query_file!("sql/roll_out/find_by_machine.sql", machine.0)
+        .fetch_optional(tx)
+        .await
+        .doing(WHAT)?;
     Ok(row.map(|row| {
         note(&row.roll_out_id, &row.release, &row.state, row.paused.as_deref(), row.said.as_deref())
     }))
@@ -170,7 +177,7 @@ impl Bmdb {
 async fn meant(tx: &mut PgConnection, selector: &Selector) -> Result<Vec<(Uuid, String)>, BmdbError> {
     let (mut found, mut after) = (Vec::new(), Uuid::nil());
     loop {
-        let rows = sqlx::query_file!("sql/release/candidates.sql", after, PAGE)
+        let rows = sqlx::query_file!("sql/roll_out/list_candidates.sql", after, PAGE)
             .fetch_all(&mut *tx)
             .await
             .doing(ORDERING)?;
@@ -215,7 +222,10 @@ async fn release(tx: &mut PgConnection, said: &str) -> Result<(Sha256, String), 
 /// Refuses machines that are in a roll-out already.
 pub(crate) async fn busy(tx: &mut PgConnection, machines: &[(Uuid, String)]) -> Result<(), BmdbError> {
     let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
-    let busy = sqlx::query_file!("sql/release/busy.sql", &ids).fetch_all(tx).await.doing(ORDERING)?;
+    let busy = sqlx::query_file!("sql/roll_out/list_machines_in_other_roll_outs.sql", &ids)
+        .fetch_all(tx)
+        .await
+        .doing(ORDERING)?;
     let Some(first) = busy.first() else { return Ok(()) };
     let said = format!(
         "{} is in the update {}, which has not ended; wait for it, or: shepherdctl update abort {}",
@@ -229,7 +239,10 @@ pub(crate) async fn busy(tx: &mut PgConnection, machines: &[(Uuid, String)]) -> 
 /// Refuses machines of a cluster that is being upgraded: of one cluster one thing is done at a time.
 async fn being_upgraded(tx: &mut PgConnection, machines: &[(Uuid, String)]) -> Result<(), BmdbError> {
     let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
-    let busy = sqlx::query_file!("sql/upgrade/busy.sql", &ids).fetch_all(tx).await.doing(ORDERING)?;
+    let busy = sqlx::query_file!("sql/upgrade/list_machines_in_upgrades.sql", &ids)
+        .fetch_all(tx)
+        .await
+        .doing(ORDERING)?;
     let Some(first) = busy.first() else { return Ok(()) };
     let said = format!(
         "{} is of the cluster {}, which is being upgraded; wait for it, or: shepherdctl cluster upgrade {} --abort",
@@ -270,10 +283,13 @@ async fn insert(
     machines: &[Uuid],
 ) -> Result<String, BmdbError> {
     let id: String = Uuid::new_v4().simple().to_string().chars().take(8).collect();
-    sqlx::query_file!("sql/release/forget_machines.sql", KEPT).execute(&mut *tx).await.doing(ORDERING)?;
-    sqlx::query_file!("sql/release/forget.sql", KEPT).execute(&mut *tx).await.doing(ORDERING)?;
+    sqlx::query_file!("sql/roll_out/delete_old_machines.sql", KEPT)
+        .execute(&mut *tx)
+        .await
+        .doing(ORDERING)?;
+    sqlx::query_file!("sql/roll_out/delete_old.sql", KEPT).execute(&mut *tx).await.doing(ORDERING)?;
     sqlx::query_file!(
-        "sql/release/insert.sql",
+        "sql/roll_out/insert.sql",
         id,
         digest.0.as_slice(),
         name,
@@ -286,7 +302,7 @@ async fn insert(
     .execute(&mut *tx)
     .await
     .doing(ORDERING)?;
-    sqlx::query_file!("sql/release/insert_machines.sql", id, machines).execute(tx).await.doing(ORDERING)?;
+    sqlx::query_file!("sql/roll_out/insert_machines.sql", id, machines).execute(tx).await.doing(ORDERING)?;
     Ok(id)
 }
 
@@ -335,7 +351,7 @@ async fn alter(
     if let Some(carried) = given_before(tx, order).await? {
         return Ok(carried);
     }
-    let known = sqlx::query_file!("sql/release/lock.sql", id).fetch_optional(&mut *tx).await.doing(WHAT)?;
+    let known = sqlx::query_file!("sql/roll_out/lock.sql", id).fetch_optional(&mut *tx).await.doing(WHAT)?;
     let Some(known) = known else {
         return Err(refused(
             "NO_SUCH_UPDATE",
@@ -355,14 +371,14 @@ async fn alter(
     let (said, after) = match change {
         RollOutChange::Pause => {
             let why = format!("{} paused it: {}", order.actor.name, order.reason);
-            sqlx::query_file!("sql/release/pause.sql", id, Some(why.as_str()) as Option<&str>)
+            sqlx::query_file!("sql/roll_out/set_paused.sql", id, Some(why.as_str()) as Option<&str>)
                 .execute(&mut *tx)
                 .await
                 .doing(WHAT)?;
             ("asks no more machines; those that were asked go on".to_owned(), told(Some(&why), None))
         }
         RollOutChange::Resume => {
-            sqlx::query_file!("sql/release/pause.sql", id, None as Option<&str>)
+            sqlx::query_file!("sql/roll_out/set_paused.sql", id, None as Option<&str>)
                 .execute(&mut *tx)
                 .await
                 .doing(WHAT)?;
@@ -371,9 +387,9 @@ async fn alter(
             (said.to_owned(), told(None, None))
         }
         RollOutChange::Abort => {
-            sqlx::query_file!("sql/release/withdraw.sql", id).execute(&mut *tx).await.doing(WHAT)?;
-            sqlx::query_file!("sql/release/end.sql", id, "aborted").execute(&mut *tx).await.doing(WHAT)?;
-            sqlx::query_file!("sql/release/end_machines.sql", id).execute(&mut *tx).await.doing(WHAT)?;
+            sqlx::query_file!("sql/roll_out/withdraw_orders.sql", id).execute(&mut *tx).await.doing(WHAT)?;
+            sqlx::query_file!("sql/roll_out/end.sql", id, "aborted").execute(&mut *tx).await.doing(WHAT)?;
+            sqlx::query_file!("sql/roll_out/end_machines.sql", id).execute(&mut *tx).await.doing(WHAT)?;
             let said = "has ended; machines that were asked may have begun with the release, the others stay as they are";
             (said.to_owned(), told(known.paused.as_ref(), Some("aborted")))
         }

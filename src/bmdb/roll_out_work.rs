@@ -46,9 +46,9 @@ impl Bmdb {
     /// Roll-outs that have not ended, oldest first.
     pub async fn active_roll_outs(&self) -> Result<Vec<String>, BmdbError> {
         self.statement("looking for roll-outs", |connection| {
-            Box::pin(
-                async move { sqlx::query_file_scalar!("sql/release/active.sql").fetch_all(connection).await },
-            )
+            Box::pin(async move {
+                sqlx::query_file_scalar!("sql/roll_out/list_active.sql").fetch_all(connection).await
+            })
         })
         .await
     }
@@ -58,7 +58,7 @@ impl Bmdb {
         let digest = self
             .statement("looking which release a machine was updated to", move |connection| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("sql/release/running.sql", machine.0)
+                    sqlx::query_file_scalar!("sql/roll_out/read_updated_release.sql", machine.0)
                         .fetch_optional(connection)
                         .await
                 })
@@ -74,7 +74,7 @@ impl Bmdb {
         self.transact(READING, move |tx| {
             let (id, bmdb) = (id.clone(), bmdb.clone());
             Box::pin(async move {
-                let row = sqlx::query_file!("sql/release/list.sql", Some(id.as_str()) as Option<&str>)
+                let row = sqlx::query_file!("sql/roll_out/list.sql", Some(id.as_str()) as Option<&str>)
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(READING)?;
@@ -89,7 +89,7 @@ impl Bmdb {
                     deadline: std::time::Duration::from_secs(seconds),
                     paused: row.paused,
                 };
-                let rows = sqlx::query_file!("sql/release/members.sql", id)
+                let rows = sqlx::query_file!("sql/roll_out/list_machines.sql", id)
                     .fetch_all(&mut *tx)
                     .await
                     .doing(READING)?;
@@ -137,7 +137,7 @@ impl Bmdb {
                     Some(budget) => {
                         let window = budget.window.float_milliseconds();
                         let kind = Disturbance::RestartAgent.as_str();
-                        let used = sqlx::query_file!("sql/intent/used.sql", kind, window)
+                        let used = sqlx::query_file!("sql/intent/count_budget_use.sql", kind, window)
                             .fetch_one(&mut *tx)
                             .await
                             .doing(READING)?;
@@ -187,26 +187,28 @@ impl Bmdb {
                 if held || !well || may_disturb(facts, kind, &circumstances, &policy, now, now).is_err() {
                     return Ok(());
                 }
-                let known = sqlx::query_file!("sql/release/lock.sql", id)
+                let known = sqlx::query_file!("sql/roll_out/lock.sql", id)
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(ASKING)?;
                 if known.is_none_or(|known| known.ended.is_some() || known.paused.is_some()) {
                     return Ok(());
                 }
-                let generation = sqlx::query_file_scalar!("sql/release/next_generation.sql", machine.0)
-                    .fetch_one(&mut *tx)
-                    .await
-                    .doing(ASKING)?;
-                let ordered = sqlx::query_file_scalar!("sql/release/ordered.sql", id, machine.0, generation)
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .doing(ASKING)?;
+                let generation =
+                    sqlx::query_file_scalar!("sql/roll_out/next_order_generation.sql", machine.0)
+                        .fetch_one(&mut *tx)
+                        .await
+                        .doing(ASKING)?;
+                let ordered =
+                    sqlx::query_file_scalar!("sql/roll_out/mark_ordered.sql", id, machine.0, generation)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .doing(ASKING)?;
                 if ordered.is_none() {
                     return Ok(());
                 }
                 sqlx::query_file!(
-                    "sql/release/order.sql",
+                    "sql/roll_out/upsert_order.sql",
                     machine.0,
                     generation,
                     sha256.as_slice(),
@@ -218,7 +220,7 @@ impl Bmdb {
                 let provider =
                     facts.provided.as_ref().map(|provided| provided.provider.as_str()).unwrap_or_default();
                 sqlx::query_file!(
-                    "sql/release/intent.sql",
+                    "sql/roll_out/insert_resolved_intent.sql",
                     Uuid::now_v7(),
                     Disturbance::RestartAgent.as_str(),
                     provider,
@@ -251,14 +253,19 @@ impl Bmdb {
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
                 lock(tx, machine).await?;
-                let changed =
-                    sqlx::query_file_scalar!("sql/release/conclude.sql", id, machine.0, state.as_str(), said)
-                        .fetch_optional(&mut *tx)
-                        .await
-                        .doing(WHAT)?;
+                let changed = sqlx::query_file_scalar!(
+                    "sql/roll_out/record_result.sql",
+                    id,
+                    machine.0,
+                    state.as_str(),
+                    said
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .doing(WHAT)?;
                 if matches!(state, State::Failed | State::Skipped) {
                     // Should it be heard again, nobody waits for it by then.
-                    sqlx::query_file!("sql/release/withdraw_one.sql", id, machine.0)
+                    sqlx::query_file!("sql/roll_out/withdraw_order.sql", id, machine.0)
                         .execute(&mut *tx)
                         .await
                         .doing(WHAT)?;
@@ -290,7 +297,7 @@ impl Bmdb {
             let (lease, id, paused) = (lease.clone(), id.clone(), paused.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                let known = sqlx::query_file!("sql/release/lock.sql", id)
+                let known = sqlx::query_file!("sql/roll_out/lock.sql", id)
                     .fetch_optional(&mut *tx)
                     .await
                     .doing(WHAT)?;
@@ -298,17 +305,17 @@ impl Bmdb {
                     return Ok(());
                 }
                 if paused.is_some() {
-                    sqlx::query_file!("sql/release/pause.sql", id, paused.as_deref())
+                    sqlx::query_file!("sql/roll_out/set_paused.sql", id, paused.as_deref())
                         .execute(tx)
                         .await
                         .doing(WHAT)?;
                     return Ok(());
                 }
-                sqlx::query_file!("sql/release/end.sql", id, "finished")
+                sqlx::query_file!("sql/roll_out/end.sql", id, "finished")
                     .execute(&mut *tx)
                     .await
                     .doing(WHAT)?;
-                sqlx::query_file!("sql/release/end_machines.sql", id).execute(tx).await.doing(WHAT)?;
+                sqlx::query_file!("sql/roll_out/end_machines.sql", id).execute(tx).await.doing(WHAT)?;
                 Ok(())
             })
         })
@@ -330,7 +337,7 @@ impl Bmdb {
             let (lease, id, machines, said) = (lease.clone(), id.clone(), machines.clone(), said.clone());
             Box::pin(async move {
                 lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/release/said.sql", id, &machines, &said)
+                sqlx::query_file!("sql/roll_out/set_wait_reason.sql", id, &machines, &said)
                     .execute(tx)
                     .await
                     .doing(WHAT)?;

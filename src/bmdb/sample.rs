@@ -49,7 +49,7 @@ impl Bmdb {
         let row = self
             .statement("looking for the newest count of the fleet", move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/sample/latest.sql", known as Option<Timestamp>)
+                    sqlx::query_file!("sql/fleet_sample/read_latest.sql", known as Option<Timestamp>)
                         .fetch_one(pool)
                         .await
                 })
@@ -69,7 +69,9 @@ impl Bmdb {
         let rows = self
             .statement(WHAT, move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/sample/page.sql", after.0, limit).fetch_all(pool).await
+                    sqlx::query_file!("sql/fleet_sample/list_machine_page.sql", after.0, limit)
+                        .fetch_all(pool)
+                        .await
                 })
             })
             .await?;
@@ -109,7 +111,9 @@ impl Bmdb {
     pub async fn seen_clusters(&self) -> Result<Vec<SeenCluster>, BmdbError> {
         let rows = self
             .statement(WHAT, |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/sample/clusters.sql").fetch_all(pool).await })
+                Box::pin(async move {
+                    sqlx::query_file!("sql/fleet_sample/list_clusters.sql").fetch_all(pool).await
+                })
             })
             .await?;
         let seen = rows.into_iter().map(|row| SeenCluster {
@@ -135,7 +139,10 @@ impl Bmdb {
     pub async fn seen_beside(&self) -> Result<(Vec<(String, u64)>, Vec<BrakeOn>), BmdbError> {
         self.inspect(|tx| {
             Box::pin(async move {
-                let work = sqlx::query_file!("sql/sample/work.sql").fetch_all(&mut *tx).await.doing(WHAT)?;
+                let work = sqlx::query_file!("sql/fleet_sample/count_work.sql")
+                    .fetch_all(&mut *tx)
+                    .await
+                    .doing(WHAT)?;
                 let work = work.into_iter().map(|row| (row.process, u64::try_from(row.count).unwrap_or(0)));
                 let recovery = inspect::brakes(tx).await?;
                 let recovery =
@@ -167,10 +174,11 @@ impl Bmdb {
                 lock_lease(tx, &lease).await?;
                 let now = inspect::now(tx).await?;
                 let took = i64::try_from(between(began, now).as_millis()).unwrap_or(i64::MAX);
-                let stored = sqlx::query_file!("sql/sample/store.sql", minute_of(began), now, took, counts)
-                    .execute(tx)
-                    .await
-                    .doing("writing down a count of the fleet")?;
+                let stored =
+                    sqlx::query_file!("sql/fleet_sample/insert.sql", minute_of(began), now, took, counts)
+                        .execute(tx)
+                        .await
+                        .doing("writing down a count of the fleet")?;
                 Ok(stored.rows_affected() > 0)
             })
         })

@@ -107,13 +107,13 @@ pub(crate) async fn stored_rows(
     connection: &mut PgConnection,
     machines: &[Uuid],
 ) -> Result<Vec<StoredRow>, sqlx::Error> {
-    sqlx::query_file_as!(StoredRow, "sql/schedule/page.sql", machines).fetch_all(connection).await
+    sqlx::query_file_as!(StoredRow, "sql/schedule/list_due_rows.sql", machines).fetch_all(connection).await
 }
 
 /// Locks a machine's due rows, in lane order. Fails when there is no such machine, or when its
 /// schedule follows rules newer than ours.
 pub(crate) async fn lock(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<DueRow>, BmdbError> {
-    let rows = sqlx::query_file_as!(StoredRow, "sql/schedule/lock.sql", machine.0)
+    let rows = sqlx::query_file_as!(StoredRow, "sql/schedule/lock_due_rows.sql", machine.0)
         .fetch_all(tx)
         .await
         .doing("locking a machine's schedule")?;
@@ -129,10 +129,11 @@ pub(crate) async fn lock_under(
     session: SessionId,
     machine: MachineId,
 ) -> Result<Vec<DueRow>, BmdbError> {
-    let rows = sqlx::query_file_as!(StoredRow, "sql/schedule/lock_under.sql", session.0, machine.0)
-        .fetch_all(&mut *tx)
-        .await
-        .doing("locking a machine's schedule")?;
+    let rows =
+        sqlx::query_file_as!(StoredRow, "sql/schedule/lock_due_rows_for_session.sql", session.0, machine.0)
+            .fetch_all(&mut *tx)
+            .await
+            .doing("locking a machine's schedule")?;
     if rows.is_empty() {
         guard(tx, session).await?;
         return Err(BmdbError::NoSuchMachine(machine.to_string()));
@@ -344,7 +345,7 @@ async fn write(
 ) -> Result<(), BmdbError> {
     let due = &plan.due;
     sqlx::query_file!(
-        "sql/schedule/write.sql",
+        "sql/schedule/update_due_row.sql",
         machine.0,
         lane.as_str(),
         due.process.map(Process::as_str),
@@ -372,7 +373,7 @@ pub(crate) async fn tell(
     event: &str,
     detail: &str,
 ) -> Result<(), BmdbError> {
-    sqlx::query_file!("sql/history/tell.sql", machine.0, event, detail)
+    sqlx::query_file!("sql/history/insert.sql", machine.0, event, detail)
         .execute(tx)
         .await
         .doing("writing history")?;

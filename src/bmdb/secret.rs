@@ -137,7 +137,7 @@ impl SecretsKey {
         bmdb.transact(what, move |tx| {
             let (row, sealed) = (row.clone(), sealed.clone());
             Box::pin(async move {
-                sqlx::query_file!("sql/secret/keep.sql", row, sealed).execute(tx).await.doing(what)?;
+                sqlx::query_file!("sql/secret/insert.sql", row, sealed).execute(tx).await.doing(what)?;
                 Ok(())
             })
         })

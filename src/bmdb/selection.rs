@@ -163,8 +163,10 @@ async fn choose(
     let chosen: Vec<MachineName> =
         lines.filter(|line| is_meant(&selection.filter, &line.phase)).map(|line| line.name).collect();
     sqlx::query_file!("sql/intent/lock_budget.sql", BUDGET).fetch_one(&mut *tx).await.doing(WHAT)?;
-    let within_hour =
-        sqlx::query_file_scalar!("sql/audit/within_hour.sql", RPC).fetch_one(&mut *tx).await.doing(WHAT)?;
+    let within_hour = sqlx::query_file_scalar!("sql/audit/count_machines_in_last_hour.sql", RPC)
+        .fetch_one(&mut *tx)
+        .await
+        .doing(WHAT)?;
     let found = chosen.len();
     let asked = Asked {
         found,

@@ -278,7 +278,10 @@ impl Sessions {
             .statement("telling what a session is for", move |pool| {
                 let details = details.clone();
                 Box::pin(async move {
-                    sqlx::query_file!("sql/session/tell.sql", id, details).execute(pool).await.map(drop)
+                    sqlx::query_file!("sql/session/merge_runtime_info.sql", id, details)
+                        .execute(pool)
+                        .await
+                        .map(drop)
                 })
             })
             .await

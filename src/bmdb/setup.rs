@@ -20,13 +20,13 @@ use crate::model::policy::{Disturbance, Policy};
 /// Every migration of this release.
 pub static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
-const LOCK_TABLE: &str = include_str!("../../sql/setup/lock_table.sql");
-const TAKE_LOCK: &str = include_str!("../../sql/setup/take_lock.sql");
-const PROLONG_LOCK: &str = include_str!("../../sql/setup/prolong_lock.sql");
-const DROP_LOCK: &str = include_str!("../../sql/setup/drop_lock.sql");
-const HAS_SCHEMA: &str = include_str!("../../sql/setup/has_schema.sql");
-const APPLIED: &str = include_str!("../../sql/setup/applied.sql");
-const TUNING: &str = include_str!("../../sql/tuning/postgres.sql");
+const LOCK_TABLE: &str = include_str!("../../sql/schema/create_lock_table.sql");
+const TAKE_LOCK: &str = include_str!("../../sql/schema/acquire_lock.sql");
+const PROLONG_LOCK: &str = include_str!("../../sql/schema/renew_lock.sql");
+const DROP_LOCK: &str = include_str!("../../sql/schema/release_lock.sql");
+const HAS_SCHEMA: &str = include_str!("../../sql/schema/has_schema.sql");
+const APPLIED: &str = include_str!("../../sql/schema/read_version.sql");
+const TUNING: &str = include_str!("../../sql/schema/tune_postgres.sql");
 
 /// Newest schema version this release knows.
 #[must_use]
@@ -159,14 +159,17 @@ impl Bmdb {
         let id = uuid::Uuid::new_v4();
         self.statement("naming the BMDB", move |connection| {
             Box::pin(async move {
-                sqlx::query_file!("sql/setup/identity.sql", id).execute(connection).await.map(drop)
+                sqlx::query_file!("sql/schema/insert_identity.sql", id).execute(connection).await.map(drop)
             })
         })
         .await?;
         for kind in Disturbance::ALL.map(Disturbance::as_str).into_iter().chain([RELEASE]) {
             self.statement("preparing budgets", move |connection| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/setup/budget_lease.sql", kind).execute(connection).await.map(drop)
+                    sqlx::query_file!("sql/schema/insert_budget_lease.sql", kind)
+                        .execute(connection)
+                        .await
+                        .map(drop)
                 })
             })
             .await?;
@@ -188,7 +191,7 @@ impl Bmdb {
     pub async fn identity(&self) -> Result<uuid::Uuid, BmdbError> {
         self.statement("reading the BMDB's identity", |connection| {
             Box::pin(async move {
-                let row = sqlx::query_file!("sql/setup/read_identity.sql").fetch_one(connection).await?;
+                let row = sqlx::query_file!("sql/schema/read_identity.sql").fetch_one(connection).await?;
                 Ok(row.bmdb_id)
             })
         })

@@ -11,7 +11,9 @@ impl Bmdb {
     pub async fn watched_machines(&self) -> Result<BTreeMap<String, u64>, BmdbError> {
         let rows = self
             .statement("counting watched machines", |pool| {
-                Box::pin(async move { sqlx::query_file!("sql/recovery/watched.sql").fetch_all(pool).await })
+                Box::pin(
+                    async move { sqlx::query_file!("sql/recovery/count_watched.sql").fetch_all(pool).await },
+                )
             })
             .await?;
         Ok(rows.into_iter().map(|row| (row.provider, u64::try_from(row.count).unwrap_or(0))).collect())
@@ -23,7 +25,7 @@ impl Bmdb {
         let rows = self
             .statement("counting silent machines", move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/recovery/lately_silent.sql", window).fetch_all(pool).await
+                    sqlx::query_file!("sql/recovery/count_recently_silent.sql", window).fetch_all(pool).await
                 })
             })
             .await?;

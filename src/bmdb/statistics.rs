@@ -136,8 +136,10 @@ pub async fn statistics(tx: &mut PgConnection, scope: &Scope) -> Result<Statisti
 }
 
 async fn counted(tx: &mut PgConnection) -> Result<Option<Counted>, BmdbError> {
-    let row =
-        sqlx::query_file!("sql/sample/latest.sql", None::<Timestamp>).fetch_one(tx).await.doing(WHAT)?;
+    let row = sqlx::query_file!("sql/fleet_sample/read_latest.sql", None::<Timestamp>)
+        .fetch_one(tx)
+        .await
+        .doing(WHAT)?;
     let Some((at, counts)) = row.taken_at.zip(row.counts) else { return Ok(None) };
     Ok(Some(Counted::of(at, understood(counts)?)))
 }
@@ -152,7 +154,13 @@ struct Ends {
 }
 
 async fn paces(tx: &mut PgConnection, scope: &Scope) -> Result<Vec<Pace>, BmdbError> {
-    let rows = sqlx::query_file_as!(Ends, "sql/inspect/pace.sql", LATELY_MS, LINES, &scope.providers());
+    let rows = sqlx::query_file_as!(
+        Ends,
+        "sql/inspect/measure_throughput.sql",
+        LATELY_MS,
+        LINES,
+        &scope.providers()
+    );
     Ok(paces_of(rows.fetch_all(tx).await.doing(WHAT)?))
 }
 

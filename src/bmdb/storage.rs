@@ -36,15 +36,19 @@ impl Bmdb {
             .statement(what, move |connection| {
                 let tables = tables.clone();
                 Box::pin(async move {
-                    sqlx::query_file!("sql/storage/dead_rows.sql", &tables).fetch_all(connection).await
+                    sqlx::query_file!("sql/vacuum_stats/list_dead_rows.sql", &tables)
+                        .fetch_all(connection)
+                        .await
                 })
             })
             .await?;
         let horizon = self
             .statement(what, |connection| {
-                Box::pin(
-                    async move { sqlx::query_file!("sql/storage/horizon.sql").fetch_one(connection).await },
-                )
+                Box::pin(async move {
+                    sqlx::query_file!("sql/vacuum_stats/read_oldest_transactions.sql")
+                        .fetch_one(connection)
+                        .await
+                })
             })
             .await?;
         let dead_rows = rows

@@ -15,13 +15,13 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect::{Tag, TagColumn};
 use crate::model::ids::MachineId;
 
-const ROW: &str = include_str!("../../sql/inspect/tag_row.sql");
-const TAGGED: &str = include_str!("../../sql/inspect/tagged.sql");
+const ROW: &str = include_str!("../../sql/inspect/read_tag_row.sql");
+const TAGGED: &str = include_str!("../../sql/inspect/filter_tagged.sql");
 const WHAT: &str = "reading facts by reflection";
 
 /// Every fact that the BMDB holds about a machine, in the order of table names.
 pub async fn tags(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<Tag>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/tags.sql").fetch_all(&mut *tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/inspect/list_tag_columns.sql").fetch_all(&mut *tx).await.doing(WHAT)?;
     let mut tables: Vec<(String, Vec<TagColumn>)> = Vec::new();
     for row in rows {
         if tables.last().is_none_or(|(table, _)| *table != row.table_name) {
@@ -62,7 +62,7 @@ impl TagTables {
         if tags.is_empty() {
             return Ok(Some(Self { statements: Vec::new() }));
         }
-        let rows = sqlx::query_file!("sql/inspect/tags.sql").fetch_all(tx).await.doing(WHAT)?;
+        let rows = sqlx::query_file!("sql/inspect/list_tag_columns.sql").fetch_all(tx).await.doing(WHAT)?;
         let tables: HashSet<String> = rows.into_iter().map(|row| row.table_name).collect();
         Ok(Self::among(&tables, tags))
     }

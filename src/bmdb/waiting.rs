@@ -55,7 +55,7 @@ pub async fn due(
     (ready_at, machine): (Timestamp, Uuid),
     limit: i64,
 ) -> Result<Vec<DueLine>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/due.sql", process, ready_at, machine, limit)
+    let rows = sqlx::query_file!("sql/inspect/list_due.sql", process, ready_at, machine, limit)
         .fetch_all(tx)
         .await
         .doing(WHAT)?;
@@ -85,7 +85,7 @@ pub async fn backoffs(
     (machine, process): (Uuid, &str),
     limit: i64,
 ) -> Result<Vec<BackoffLine>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/backoffs.sql", machine, process, limit)
+    let rows = sqlx::query_file!("sql/inspect/list_backoffs.sql", machine, process, limit)
         .fetch_all(tx)
         .await
         .doing(WHAT)?;

@@ -316,7 +316,7 @@ impl Work {
             .bmdb()
             .statement(what, move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!("sql/work/own_end.sql", machine, lease.lane.as_str(), lease.fence)
+                    sqlx::query_file!("sql/work/read_end.sql", machine, lease.lane.as_str(), lease.fence)
                         .fetch_optional(pool)
                         .await
                 })

@@ -1,7 +1,7 @@
 //! Where a machine is in its life, derived from facts.
 //!
 //! The phase is never stored as truth. `machine_due.phase_index` carries a copy
-//! for lists and counts, and `sql/phase/phase.sql` says the same in SQL; a
+//! for lists and counts, and `sql/fleet/count_phases.sql` says the same in SQL; a
 //! property test holds the two together over random facts.
 
 use std::fmt;
@@ -118,7 +118,7 @@ pub fn silent_from(facts: &MachineFacts, policy: &Policy) -> Option<Timestamp> {
     Some(after(heard, limit.0))
 }
 
-/// The phase of a machine. Its SQL twin is `sql/phase/phase.sql`: change both.
+/// The phase of a machine. Its SQL twin is `sql/fleet/count_phases.sql`: change both.
 #[must_use]
 pub fn phase_of(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Phase {
     if let Some(retirement) = &facts.retirement {

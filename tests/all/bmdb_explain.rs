@@ -187,9 +187,9 @@ async fn claim_cost(
 const CLAIMING: &str = include_str!("../../sql/claim/claim.sql");
 const REARMING: &str = include_str!("../../sql/claim/rearm_timers.sql");
 const FREEING: &str = include_str!("../../sql/reap/free_work.sql");
-const CLOSING: &str = include_str!("../../sql/reap/close_sessions.sql");
+const CLOSING: &str = include_str!("../../sql/reap/close_expired_sessions.sql");
 const RENEWAL: &str = include_str!("../../sql/session/renew.sql");
-const LOCKING_OF_HEARTBEATS: &str = include_str!("../../sql/heartbeat/lock.sql");
+const LOCKING_OF_HEARTBEATS: &str = include_str!("../../sql/heartbeat/lock_batch.sql");
 
 /// As [`check`], but in words.
 pub(crate) fn cheap(cost: &Cost, most: i64) -> bool {
@@ -299,9 +299,9 @@ async fn check_planned_once(connection: &mut PgConnection) -> anyhow::Result<()>
         sqlx::query_scalar("SELECT machine_id FROM machine LIMIT 1").fetch_one(&mut *connection).await?;
     let files = [
         include_str!("../../sql/claim/probe.sql"),
-        include_str!("../../sql/schedule/lock_under.sql"),
-        include_str!("../../sql/facts/read_one.sql"),
-        include_str!("../../sql/work/end.sql"),
+        include_str!("../../sql/schedule/lock_due_rows_for_session.sql"),
+        include_str!("../../sql/facts/read_machine.sql"),
+        include_str!("../../sql/work/complete.sql"),
         CLAIMING,
     ];
     let [probe, lock, read, end, claim] = files;
@@ -432,28 +432,29 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     let machine: Uuid =
         sqlx::query_scalar("SELECT machine_id FROM machine LIMIT 1").fetch_one(&mut *connection).await?;
     let lock =
-        cost(connection, include_str!("../../sql/schedule/lock.sql"), |query| query.bind(machine)).await?;
+        cost(connection, include_str!("../../sql/schedule/lock_due_rows.sql"), |query| query.bind(machine))
+            .await?;
     check("locking a machine's rows", &lock, 20);
-    let lock_under = include_str!("../../sql/schedule/lock_under.sql");
+    let lock_under = include_str!("../../sql/schedule/lock_due_rows_for_session.sql");
     let session: Uuid = sqlx::query_scalar("SELECT session_id FROM session WHERE closed_at IS NULL LIMIT 1")
         .fetch_one(&mut *connection)
         .await?;
     let lock = cost(connection, lock_under, |query| query.bind(session).bind(machine)).await?;
     check("locking a session and a machine's rows", &lock, 30);
-    let one = include_str!("../../sql/facts/read_one.sql");
+    let one = include_str!("../../sql/facts/read_machine.sql");
     let read = cost(connection, one, |query| query.bind(machine)).await?;
     check("reading a machine's facts", &read, 60);
-    let facts = include_str!("../../sql/facts/read.sql");
+    let facts = include_str!("../../sql/facts/read_page.sql");
     let page = cost(connection, facts, |query| query.bind(machine).bind(Uuid::max()).bind(100_i64)).await?;
     check("reading a hundred machines' facts", &page, 6_000);
-    let sample = include_str!("../../sql/sample/page.sql");
+    let sample = include_str!("../../sql/fleet_sample/list_machine_page.sql");
     let page = cost(connection, sample, |query| query.bind(machine).bind(1_000_i64)).await?;
     check("counting a thousand machines", &page, 40_000);
-    let latest = include_str!("../../sql/sample/latest.sql");
+    let latest = include_str!("../../sql/fleet_sample/read_latest.sql");
     let latest = cost(connection, latest, |query| query.bind(None::<chrono::DateTime<chrono::Utc>>)).await?;
     check("looking for the newest count", &latest, 10);
     check_paces(connection).await?;
-    let budget = cost(connection, include_str!("../../sql/intent/used.sql"), |query| {
+    let budget = cost(connection, include_str!("../../sql/intent/count_budget_use.sql"), |query| {
         query.bind("reboot").bind(600_000.0_f64)
     })
     .await?;
@@ -463,13 +464,13 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     })
     .await?;
     check("cancelling", &cancel, 20);
-    let reached = include_str!("../../sql/inspect/by_id_reached.sql");
+    let reached = include_str!("../../sql/inspect/list_by_id_in_scope.sql");
     let named = cost(connection, reached, |query| {
         query.bind(vec!["rack-3", "rack-4"]).bind(Uuid::nil()).bind(Uuid::max()).bind(6_i64)
     });
     check("finding a machine of two providers by its id", &named.await?, 300);
     let machines = oldest_heard(connection).await?;
-    let batch = cost(connection, include_str!("../../sql/heartbeat/batch.sql"), |query| {
+    let batch = cost(connection, include_str!("../../sql/heartbeat/update_batch.sql"), |query| {
         query
             .bind(machines.clone())
             .bind(vec![vec![0_u8; 32]; 100])
@@ -495,7 +496,7 @@ async fn check_paces(connection: &mut PgConnection) -> anyhow::Result<()> {
     )
     .execute(&mut *connection)
     .await?;
-    let pace = include_str!("../../sql/inspect/pace.sql");
+    let pace = include_str!("../../sql/inspect/measure_throughput.sql");
     for providers in [vec![], vec!["rack-3", "rack-4"]] {
         let paces =
             cost(connection, pace, |query| query.bind(60_000.0_f64).bind(2_000_i64).bind(providers.clone()));

@@ -578,7 +578,7 @@ async fn expired_session_never_revives_and_writes_nothing() -> TestResult {
         let answer = sqlx::query(statement).bind(session.id().0).fetch_optional(&kit.pool).await?;
         assert!(answer.is_none(), "a closed session answered");
     }
-    let locked = sqlx::query(include_str!("../../sql/schedule/lock_under.sql"))
+    let locked = sqlx::query(include_str!("../../sql/schedule/lock_due_rows_for_session.sql"))
         .bind(session.id().0)
         .bind(machine.0)
         .fetch_optional(&kit.pool)

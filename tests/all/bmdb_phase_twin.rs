@@ -132,7 +132,7 @@ async fn facts_are_read_as_they_were_stored_and_counted_and_indexed_by_their_pha
 
 /// The twin's inner statement, by machine.
 async fn phases_by_sql(connection: &mut PgConnection) -> anyhow::Result<BTreeMap<Uuid, String>> {
-    let text = include_str!("../../sql/phase/phase.sql");
+    let text = include_str!("../../sql/fleet/count_phases.sql");
     let (_, rest) = text.split_once("FROM (\n").context("the beginning of the inner statement")?;
     let (inner, _) = rest.rsplit_once(") each").context("its end")?;
     let statement = format!("SELECT machine_id, phase FROM ({inner}) each");

@@ -418,7 +418,7 @@ async fn locked_heartbeat_is_passed_over_by_a_group() -> TestResult {
     let lock = "SELECT at FROM machine_agent_heartbeat WHERE machine_id = $1 FOR UPDATE NOWAIT";
     sqlx::query(lock).bind(machines[0].0).execute(&mut *writer).await?;
 
-    let statement = include_str!("../../sql/heartbeat/lock.sql");
+    let statement = include_str!("../../sql/heartbeat/lock_batch.sql");
     let arrived: Vec<uuid::Uuid> = machines.iter().rev().map(|machine| machine.0).collect();
     let bmdb = listener.bmdb.clone();
     let batch =

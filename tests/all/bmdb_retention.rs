@@ -18,10 +18,10 @@ use crate::bmdb_kit::{Kit, LONG, Shepherd, ended};
 use crate::harness::aloud::TestResult;
 
 const DAY_MS: i64 = 86_400_000;
-const HISTORY: &str = include_str!("../../sql/retention/history.sql");
-const INTENTS: &str = include_str!("../../sql/retention/intents.sql");
-const SESSIONS: &str = include_str!("../../sql/retention/sessions.sql");
-const OLD_SAMPLES: &str = include_str!("../../sql/retention/samples.sql");
+const HISTORY: &str = include_str!("../../sql/retention/delete_history.sql");
+const INTENTS: &str = include_str!("../../sql/retention/delete_intents.sql");
+const SESSIONS: &str = include_str!("../../sql/retention/delete_sessions.sql");
+const OLD_SAMPLES: &str = include_str!("../../sql/retention/delete_samples.sql");
 /// Lines of history that are beyond thirty days.
 const OLD_LINES: &str = "SELECT count(*) FROM history WHERE at < now() - INTERVAL '30 days'";
 

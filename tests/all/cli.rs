@@ -853,29 +853,29 @@ async fn no_list_or_search_reads_the_whole_fleet() -> TestResult {
         (format!("'{some}'::uuid"), "'00000000-0000-0000-0000-000000000000'::uuid".to_owned());
     let text = |value: &str| format!("'{value}'::text");
     for (statement, parameters) in [
-        (include_str!("../../sql/inspect/classes.sql"), vec![]),
+        (include_str!("../../sql/inspect/list_classes.sql"), vec![]),
         (
-            include_str!("../../sql/inspect/listed.sql"),
+            include_str!("../../sql/inspect/list_machines.sql"),
             vec![text("Ready"), text("sim"), after, "101".to_owned()],
         ),
-        (include_str!("../../sql/inspect/by_id.sql"), vec![some.clone(), some.clone(), "6".to_owned()]),
+        (include_str!("../../sql/inspect/list_by_id.sql"), vec![some.clone(), some.clone(), "6".to_owned()]),
         (
-            include_str!("../../sql/inspect/by_provider_id.sql"),
+            include_str!("../../sql/inspect/list_by_provider_id.sql"),
             vec!["NULL::text".to_owned(), text("m-7"), "6".to_owned()],
         ),
-        (include_str!("../../sql/inspect/near.sql"), vec![text("m-1"), "5".to_owned()]),
-        (include_str!("../../sql/inspect/lanes.sql"), vec![some.clone()]),
+        (include_str!("../../sql/inspect/suggest_ids.sql"), vec![text("m-1"), "5".to_owned()]),
+        (include_str!("../../sql/inspect/list_lanes.sql"), vec![some.clone()]),
         (
-            include_str!("../../sql/inspect/history.sql"),
+            include_str!("../../sql/inspect/list_history.sql"),
             vec![some.clone(), "NULL::timestamptz".to_owned(), "50".to_owned(), "0".to_owned()],
         ),
-        (include_str!("../../sql/inspect/lines.sql"), vec![format!("ARRAY[{some}]")]),
+        (include_str!("../../sql/inspect/list_machines_by_id.sql"), vec![format!("ARRAY[{some}]")]),
         (
-            include_str!("../../sql/inspect/happened.sql"),
+            include_str!("../../sql/inspect/list_events.sql"),
             vec!["now() + INTERVAL '1 s'".to_owned(), "now() + INTERVAL '2 s'".to_owned(), "5000".to_owned()],
         ),
         (
-            include_str!("../../sql/inspect/due.sql"),
+            include_str!("../../sql/inspect/list_due.sql"),
             vec![text("AgentStart"), "to_timestamp(0)".to_owned(), some.clone(), "101".to_owned()],
         ),
         (

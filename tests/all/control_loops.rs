@@ -366,7 +366,7 @@ async fn a_loop_sends_no_more_statements_than_its_limiter_lets_through() -> Test
     let lasted = began.elapsed();
     let sent: i64 = sqlx::query_scalar(
         "SELECT COALESCE(sum(calls), 0)::INT8 FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
-         WHERE d.datname = $1 AND (query LIKE '%picked AS%' OR query LIKE '%wait_ms%')",
+         WHERE d.datname = $1 AND (query LIKE '%locked_candidate AS%' OR query LIKE '%wait_ms%')",
     )
     .bind(sqlx::query_scalar::<_, String>("SELECT current_database()::TEXT").fetch_one(&kit.pool).await?)
     .fetch_one(&sqlx::PgPool::connect(kit.database.server_url()).await?)

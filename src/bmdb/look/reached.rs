@@ -62,7 +62,7 @@ async fn by_id(
     providers: &[String],
     (first, last): (Uuid, Uuid),
 ) -> Result<Vec<MachineName>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/by_id_reached.sql", providers, first, last, LIMIT)
+    let rows = sqlx::query_file!("sql/inspect/list_by_id_in_scope.sql", providers, first, last, LIMIT)
         .fetch_all(tx)
         .await
         .doing(WHAT)?;
@@ -74,7 +74,7 @@ async fn by_provider_id(
     providers: &[String],
     id: &str,
 ) -> Result<Vec<MachineName>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/by_provider_id_reached.sql", providers, id, LIMIT)
+    let rows = sqlx::query_file!("sql/inspect/list_by_provider_id_in_scope.sql", providers, id, LIMIT)
         .fetch_all(tx)
         .await
         .doing(WHAT)?;

@@ -1,8 +1,8 @@
 //! The fleet that all machines of a plan share: budgets that one uses up for the others, and brakes that
 //! are engaged by what happens to many.
 //!
-//! The counts are those that the loops take from the database, by the same words: `sql/intent/used.sql`,
-//! `sql/recovery/lately_silent.sql` and `sql/recovery/watched.sql`.
+//! The counts are those that the loops take from the database, by the same words: `sql/intent/count_budget_use.sql`,
+//! `sql/recovery/count_recently_silent.sql` and `sql/recovery/count_watched.sql`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
