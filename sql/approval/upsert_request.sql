@@ -1,4 +1,5 @@
--- What is asked for already stays as it is; when that is over, it is asked for anew.
+-- Insert an approval request, or renew one that has expired unused. A request that has not expired, or that
+-- was used, stays as it is.
 INSERT INTO approval (approval_id, actor, credential_id, idempotency_key, rpc, request, target, reason, asked_at,
                       expires_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp(), clock_timestamp() + $9 * INTERVAL '1 millisecond')

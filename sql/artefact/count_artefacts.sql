@@ -1,2 +1,2 @@
--- How many there are, and how many of them are not whole.
+-- Count the artefacts, and those of them whose upload is not complete.
 SELECT count(*) AS "artefacts!", count(*) FILTER (WHERE added_at IS NULL) AS "begun!" FROM artefact

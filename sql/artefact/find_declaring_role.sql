@@ -1,4 +1,5 @@
--- A role of a cluster whose declaration names this digest, which is $1 as it is written there.
+-- Find a role of a cluster whose declaration names this digest. $1 is the digest in the form that
+-- declarations contain.
 SELECT c.name, d.role
 FROM cluster_declaration d JOIN cluster c USING (cluster_id)
 WHERE d.withdrawn_at IS NULL AND position($1::BYTEA IN d.declaration) > 0

@@ -1,4 +1,5 @@
--- A cluster whose Kubernetes is of this bundle or has it for an add-on, or whose upgrade leads from it or to it.
+-- Find a cluster that uses this bundle: as its Kubernetes, as an add-on, or as the source or target of an
+-- upgrade that has not ended.
 SELECT c.name, CASE WHEN k.bundle = $1 THEN 'bundle' ELSE 'add-on' END AS "what!"
 FROM cluster_kubernetes k JOIN cluster c USING (cluster_id)
 WHERE k.bundle = $1

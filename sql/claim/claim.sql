@@ -1,10 +1,10 @@
--- Claims for every idle session at once: the oldest due rows of each class (provider, priority,
--- bucket), priorities sharing by weight. Candidates are read without locks; those whose turn it is
--- are locked, passing over rows that somebody else has, and the UPDATE repeats the whole predicate.
+-- Claim due work: lease the oldest due rows of each class (provider, priority, bucket) to all idle sessions
+-- at once, with priorities sharing by weight. Candidates are read without locks. Those whose turn it is are
+-- locked, skipping rows that another transaction has locked, and the UPDATE repeats the whole predicate.
 --
--- What is locked, and what is taken, is looked up by key. IS TRUE keeps the planner from joining the few
--- candidates with everything that is due instead, through an index on the same conditions: a claim would
--- then cost what the backlog is long, and the dead entries in that index with it.
+-- The rows to lock and to update are looked up by key. IS TRUE keeps the planner from joining the few
+-- candidates with everything that is due instead, through an index on the same conditions. A claim would then
+-- cost as much as the backlog is long, plus the dead entries in that index.
 WITH class AS MATERIALIZED (
     SELECT provider, priority, bucket, floor, pass, weight
     FROM unnest($3::TEXT[], $4::INT8[], $5::INT8[], $6::TIMESTAMPTZ[], $7::FLOAT8[], $8::FLOAT8[])

@@ -1,5 +1,6 @@
--- As probe.sql, when what is due first is not for us: each class is looked at for its first row that is,
--- whatever the size of the others' backlog.
+-- Report whether a process has anything due for this shepherd, when the first due row is not for it (see
+-- probe.sql). Each class is searched for its first row for this shepherd, whatever the size of the other
+-- classes' backlog.
 SELECT min(x.ready_at) <= now() AS "due!",
        GREATEST((EXTRACT(EPOCH FROM min(x.ready_at) - now()) * 1000)::INT8, 0) AS "wait_ms!"
 FROM unnest($2::TEXT[]) AS p (provider)

@@ -1,10 +1,13 @@
--- Timers that came due: moved to when the machine will really have been silent for too long, by the
--- heartbeats that came since, or fired. Where nobody listens, silence proves nothing.
--- A heartbeat's row is locked before it is read: one that is being stored at this moment is else
--- overlooked, and a machine that was just heard becomes due for recovery. With the row locked by
--- somebody, the timer waits for the next look.
--- Facts are looked up machine by machine, and the LIMIT on the policy says that it is one row: joined
--- and unaware, the planner reads every heartbeat of the fleet for one timer.
+-- Re-arm or fire the timers that have come due. A timer moves to when its machine will have been silent for
+-- too long, by the heartbeats received since, or fires if that time has passed. While no callback server
+-- listens, silence proves nothing.
+--
+-- A heartbeat's row is locked before it is read. Otherwise a heartbeat that is being stored at this moment is
+-- overlooked, and a machine that has just reported becomes due for recovery. If another transaction has
+-- locked the row, the timer waits for the next pass.
+--
+-- Facts are looked up machine by machine, and the LIMIT on the policy states that it is one row. With a join
+-- and without that hint, the planner reads every heartbeat of the fleet for one timer.
 WITH listening AS MATERIALIZED (
     SELECT p.silence_timeout_ms * INTERVAL '1 millisecond' AS silence,
            p.first_heartbeat_timeout_ms * INTERVAL '1 millisecond' AS first,

@@ -1,4 +1,5 @@
--- The next key is in force. An order from after it was made wants yet another one.
+-- Make the next key of a cluster the one in force. An order that was given after that key was created
+-- requests yet another key, so it stays.
 UPDATE cluster SET key_since = clock_timestamp(), key_next = NULL, key_next_at = NULL, keys_refused_since = NULL,
     key_asked_at = CASE WHEN key_asked_at > key_next_at THEN key_asked_at END,
     key_asked_by = CASE WHEN key_asked_at > key_next_at THEN key_asked_by END

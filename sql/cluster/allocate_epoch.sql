@@ -1,5 +1,5 @@
--- An epoch that nobody of the cluster ever spoke of. One that says a number far beyond it says nothing true, and would use
--- them up; it is left to itself.
+-- Allocate an epoch that no node and no snapshot of the cluster has ever had. A reported epoch far beyond the
+-- cluster's own (by more than $2) is false and would exhaust the numbers, so it is ignored.
 UPDATE cluster SET epoch = 1 + GREATEST(epoch,
     (SELECT COALESCE(max(r.epoch), 0) FROM machine_cluster_report r JOIN machine_cluster c ON c.machine_id = r.machine_id
      WHERE c.cluster_id = $1 AND r.epoch <= cluster.epoch + $2),

@@ -1,4 +1,5 @@
--- The machine that was to restore it was chosen for that, and is lost: from now on any machine may.
+-- Clear the restore target of a cluster when that machine is lost, so that any machine may restore the
+-- cluster. This applies only to a machine that was chosen after the restore began, that is, for the restore.
 UPDATE cluster c SET restoring_onto = NULL
 WHERE c.cluster_id = $2 AND c.restoring_onto = $1
   AND EXISTS (SELECT 1 FROM machine_cluster m

@@ -1,4 +1,5 @@
--- The snapshot of this digest, for the machine that is asked to restore its cluster from just that one.
+-- Find the snapshot with this digest, for the machine that is ordered to restore its cluster from exactly
+-- this one.
 SELECT s.snapshot_id
 FROM cluster_snapshot s
 JOIN cluster k ON k.restoring_from = s.snapshot_id

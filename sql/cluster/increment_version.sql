@@ -1,2 +1,2 @@
--- What a cluster is to be has changed elsewhere than in its row.
+-- Increment the version of a cluster whose desired state has changed outside its row.
 UPDATE cluster SET settled = FALSE, version = version + 1 WHERE cluster_id = $1

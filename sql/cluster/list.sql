@@ -1,4 +1,5 @@
--- Every cluster, or the one of that name, with its last snapshot and the one that it is being restored from.
+-- List every cluster, or the one with this name, with its last snapshot and the one that it is being restored
+-- from.
 SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.approval, c.version, c.created_at,
        c.created_by, c.deleting_at, c.deleting_by, c.founded_at, c.ca_certificate, c.curators, c.looked_at, c.seen_at,
        c.away_since, c.waits, c.settled, c.voters, c.voters_reached, c.snapshot_asked_at, c.epoch, c.restored_at, c.restoring_since,

@@ -1,4 +1,5 @@
--- A page of machines that are well, in no cluster, and that nobody has other plans for.
+-- List a page of machines that are healthy, in no cluster, and not planned for anything else (retirement,
+-- quarantine, hold).
 SELECT d.machine_id, p.provider, p.provider_id, p.location, h.manufacturer AS "manufacturer?", h.product AS "product?",
        h.memory_bytes AS "memory_bytes?", h.cpu_threads AS "cpu_threads?", l.labels AS "labels?"
 FROM machine_due d

@@ -1,4 +1,4 @@
--- The machines of a cluster in the order in which they were chosen.
+-- List the machines of a cluster in the order in which they were chosen.
 SELECT c.machine_id, c.part, c.chosen_at, c.leaving, c.approved, c.waits, c.node_id, c.node_state, c.roles, c.health, c.voter,
        c.services, c.kubernetes, c.seen_at, d.phase_index AS phase, p.provider_id AS "provider_id?", p.location AS "location?",
        h.manufacturer AS "manufacturer?", h.product AS "product?", h.memory_bytes AS "memory_bytes?", h.cpu_threads AS "cpu_threads?",

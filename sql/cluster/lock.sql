@@ -1,4 +1,4 @@
--- A cluster by its name, for whoever changes what it is to be.
+-- Lock a cluster, by its name, for a change of its desired state.
 SELECT cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at, created_by,
        deleting_at, deleting_by
 FROM cluster WHERE name = $1

@@ -1,4 +1,4 @@
--- What a pass found of each machine, and of its node where the curators answered.
+-- Record what a pass observed of each machine, and of its node if the curators answered.
 UPDATE machine_cluster c SET waits = n.waits,
     node_id = CASE WHEN $2::TIMESTAMPTZ IS NOT NULL THEN n.node_id ELSE c.node_id END,
     node_state = CASE WHEN $2::TIMESTAMPTZ IS NOT NULL THEN n.node_state ELSE c.node_state END,

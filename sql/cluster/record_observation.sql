@@ -1,5 +1,6 @@
--- What a pass found: whether the cluster is as it is to be, what it waits for, and when its curators last answered. That
--- they do not answer is known only from when on they were asked without a pause longer than $7 milliseconds.
+-- Record what a pass observed: whether the cluster is in its desired state, what it waits for, and when its
+-- curators last answered. Their absence counts only from when they were queried without a pause longer than
+-- $7 milliseconds.
 UPDATE cluster SET looked_at = clock_timestamp(), waits = $2, settled = $6,
     seen_at = COALESCE($3::TIMESTAMPTZ, seen_at),
     away_since = CASE WHEN $3::TIMESTAMPTZ IS NOT NULL THEN NULL

@@ -1,4 +1,4 @@
--- It is brought back, and its curators are there.
+-- Record that a cluster is restored and which curators it has.
 UPDATE cluster SET restored_at = clock_timestamp(), curators = $2, restoring_since = NULL, restoring_from = NULL,
     restoring_onto = NULL, restoring_by = NULL, seen_at = NULL, away_since = NULL, voters = NULL,
     voters_reached = NULL

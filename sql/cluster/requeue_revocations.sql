@@ -1,2 +1,3 @@
--- A cluster that was brought back from a snapshot knows of no refusal since: each is asked for again.
+-- Queue every revocation of a cluster again. A cluster that was restored from a snapshot knows of no
+-- revocation since.
 UPDATE cluster_credential SET revoked_at = NULL WHERE cluster_id = $1 AND revoked_at IS NOT NULL

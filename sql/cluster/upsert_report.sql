@@ -1,4 +1,4 @@
--- What its agent said; `reported_at` is when that was first so.
+-- Record what an agent reports about its node. `reported_at` is when it first reported this.
 INSERT INTO machine_cluster_report AS r
     (machine_id, generation, node_key, ca_certificate, address, error, epoch, reported_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, clock_timestamp())

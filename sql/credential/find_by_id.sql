@@ -1,4 +1,4 @@
--- Whatever is known of a credential, and whether it is good at this moment.
+-- Find a credential, and report whether it is valid at this moment.
 SELECT credential_id, kind, name, role, providers, proof, created_at, created_by, expires_at, revoked_at, revoked_by,
        (revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())) AS "active!"
 FROM access_credential

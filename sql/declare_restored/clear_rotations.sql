@@ -1,2 +1,2 @@
--- What was to be replaced may have been, since.
+-- Clear the requested key rotations: they may have been carried out since the backup.
 UPDATE cluster_kubernetes SET rotate = '[]' WHERE rotate <> '[]'

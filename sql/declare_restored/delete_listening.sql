@@ -1,2 +1,2 @@
--- What the backup says of being heard is of another time.
+-- Delete the records of listening: those in the backup are of another time.
 DELETE FROM fleet_listening RETURNING shard

@@ -1,2 +1,3 @@
--- What was rolling out may have been ended since, or be bad: a person looks at it first.
+-- Pause every roll-out that is under way. It may have ended since the backup, or be bad, so an operator
+-- reviews it first.
 UPDATE roll_out SET paused = 'the database was restored from a backup' WHERE ended_at IS NULL AND paused IS NULL

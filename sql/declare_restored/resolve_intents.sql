@@ -1,5 +1,5 @@
--- What was under way when the backup was taken. Creations stay open: the provider is asked what it
--- made under them.
+-- Resolve the intents that were open when the backup was taken. Creations stay open: the provider is queried
+-- for what it made under them.
 UPDATE intent SET settled_at = clock_timestamp(), outcome = 'unknown: the database was restored from a backup'
 WHERE settled_at IS NULL AND kind <> 'create'
 RETURNING intent_id

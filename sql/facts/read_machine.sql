@@ -1,5 +1,6 @@
--- One machine, as read.sql reads a page. A statement of its own, because the server can plan this one once and
--- for all: a range it plans anew each time, and planning so many joins takes longer than reading the rows.
+-- Read the facts of one machine, as read_page.sql does for a page. It is a separate statement because the
+-- server can plan this one once and keep the plan. A range is planned again each time, and planning so many
+-- joins takes longer than reading the rows.
 SELECT s.machine_id AS "machine_id!", s.created_at AS "created_at!",
        s.provider, s.provider_id, s.reservation, s.address, s.ssh_port, s.ssh_user, s.location,
        s.status, s.provided_at, s.looked_at, s.unchanged,

@@ -1,6 +1,6 @@
--- Machines whose id lies in a range, in the order of ids: one machine, or a page of the fleet. OFFSET 0 keeps the view apart from the page: merged, the
--- planner joins whole tables from their beginning up to the page, and a sweep costs the square of the
--- fleet.
+-- Read the facts of the machines whose ids lie in a range, in the order of ids: one machine, or a page of the
+-- fleet. OFFSET 0 keeps the view apart from the page. If they are merged, the planner joins whole tables from
+-- their beginning up to the page, and a sweep costs the square of the fleet.
 SELECT s.machine_id AS "machine_id!", s.created_at AS "created_at!",
        s.provider, s.provider_id, s.reservation, s.address, s.ssh_port, s.ssh_user, s.location,
        s.status, s.provided_at, s.looked_at, s.unchanged,

@@ -1,4 +1,4 @@
--- Every machine's indexed phase and what it waits for, for somebody who watches a small fleet.
+-- List every machine's indexed phase and what it waits for, for an operator who watches a small fleet.
 SELECT coalesce(p.provider_id, d.machine_id::text) AS "name!", d.phase_index AS phase, d.reason,
        d.phase_since AS since, clock_timestamp() AS "seen!"
 FROM machine_due d

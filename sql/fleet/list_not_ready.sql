@@ -1,4 +1,4 @@
--- Machines that are not Ready, and not given back; with each the counts of the same moment.
+-- List the machines that are neither Ready nor Retired, each with the counts at the same moment.
 SELECT (SELECT count(*) FROM machine_due r WHERE r.lane = 'access' AND r.phase_index = 'Ready') AS "ready!",
        count(*) OVER () AS "waiting!", d.machine_id
 FROM machine_due d

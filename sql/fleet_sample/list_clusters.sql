@@ -1,4 +1,4 @@
--- Each cluster, as far as it is counted.
+-- List the values of each cluster that are counted.
 SELECT k.deleting_at IS NOT NULL AS "deleting!", k.founded_at IS NOT NULL AS "founded!",
        k.restoring_since IS NOT NULL AS "restoring!", k.settled AS "settled!", k.seen_at, clock_timestamp() AS "now!",
        (SELECT count(*) FROM machine_cluster m WHERE m.cluster_id = k.cluster_id) AS "machines!",

@@ -1,5 +1,5 @@
--- A page of machines for the count of a minute, in the order of their ids and without locks. OFFSET 0 keeps what is
--- known of a machine apart from the page, as in facts/read_page.sql.
+-- List a page of machines for the sample of a minute, in the order of their ids and without locks. OFFSET 0
+-- keeps the lookup of a machine's facts apart from the page, as in facts/read_page.sql.
 SELECT m.machine_id AS "machine_id!", s.seen_at AS "seen_at!", s.phase_index AS "phase!", s.phase_since AS "phase_since!",
        s.deadline AS "deadline?",
        s.access_process AS "access_process?", s.access_ready_at AS "access_ready_at?",

@@ -1,5 +1,5 @@
--- Somebody still listens. Finds nothing when this shard has not committed for longer than counts as
--- listening.
+-- Record that this shard still listens. No row matches if the shard has not committed for longer than the
+-- listening gap.
 UPDATE fleet_listening l
 SET last_commit = clock_timestamp()
 FROM policy p

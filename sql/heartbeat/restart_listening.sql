@@ -1,5 +1,5 @@
--- This shard begins to listen. The fleet was heard without a gap for as long as the listeners that are
--- still there have been: a shepherd that starts as another one stops does not make everybody deaf.
+-- Record that this shard starts to listen. The fleet counts as listened to without a gap for as long as the
+-- listeners that still exist have listened: a shepherd that starts as another one stops causes no gap.
 INSERT INTO fleet_listening (shard, since, last_commit)
 SELECT $1::INT8,
        coalesce((SELECT min(l.since) FROM fleet_listening l

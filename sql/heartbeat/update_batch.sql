@@ -1,7 +1,7 @@
--- One heartbeat a machine and key: the plain case, in which nothing but the time of the last report
--- changes. Whatever is not returned is judged singly. Sent once the rows are locked, as a statement of
--- its own: a machine that was found silent before that is then seen to be, and nobody finds it so after
--- it without seeing this heartbeat.
+-- Store one heartbeat per machine and key, in the plain case in which nothing but the time of the last report
+-- changes. A heartbeat that is not returned is evaluated individually. This is a statement of its own, sent
+-- once the rows are locked. It therefore sees that a machine was found silent before that, and no later
+-- statement finds a machine silent without seeing this heartbeat.
 UPDATE machine_agent_heartbeat h
 SET at = now(), incarnation = n.incarnation, sequence = n.sequence, version = n.version
 FROM unnest($1::UUID[], $2::BYTEA[], $3::TEXT[], $4::TEXT[], $5::INT8[], $6::TEXT[])

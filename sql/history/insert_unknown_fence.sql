@@ -1,5 +1,6 @@
--- Told once of each machine until the fences are lifted beyond it, however many hear of it and however
--- often. Sent under the machine's lock.
+-- Record in history that an agent has seen a fence that this database never issued. This is recorded once per
+-- machine until its fences are raised beyond it, however many shepherds observe it and however often. The
+-- caller has locked the machine.
 INSERT INTO history (machine_id, at, event, fence, detail)
 SELECT $1, clock_timestamp(), 'NewerFence', $2, $3
 WHERE NOT EXISTS (

@@ -1,4 +1,4 @@
--- Machines whose id lies in a range: one id, or all that begin alike.
+-- List the machines whose ids lie in a range: one id, or all ids that begin alike.
 SELECT m.machine_id, p.provider AS "provider?", p.provider_id AS "provider_id?"
 FROM machine m
 LEFT JOIN machine_provided p ON p.machine_id = m.machine_id

@@ -1,5 +1,6 @@
--- Machines of these providers whose ids lie in a range. Each phase of each provider is looked at through the index
--- of lists, so that machines of others cost nothing and take nobody's place in the answer.
+-- List the machines of these providers whose ids lie in a range. Each phase of each provider is looked up
+-- through the index of lists, so that machines of other providers cost nothing and take no place in the
+-- result.
 WITH RECURSIVE phase AS (
     (SELECT d.phase_index FROM machine_due d WHERE d.lane = 'access' ORDER BY d.phase_index LIMIT 1)
     UNION ALL

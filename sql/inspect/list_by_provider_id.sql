@@ -1,4 +1,4 @@
--- Machines with this provider's id, of one provider or of any. The providers are found by skipping
+-- List the machines with this provider id, of one provider or of any. The providers are found by skipping
 -- through the index, so that the cost does not grow with the fleet.
 WITH RECURSIVE provider_name AS (
     (SELECT p.provider FROM machine_provided p ORDER BY p.provider LIMIT 1)
@@ -10,8 +10,8 @@ WITH RECURSIVE provider_name AS (
         ORDER BY p.provider LIMIT 1) n)
 SELECT p.machine_id AS "machine_id!", p.provider AS "provider?", p.provider_id AS "provider_id?"
 FROM provider_name
--- LIMIT, although the two are unique: it keeps the planner, which cannot know how few providers there
--- are, from reading all machines to join them.
+-- LIMIT, although the two are unique: it keeps the planner, which cannot know how few providers exist, from
+-- reading all machines to join them.
 CROSS JOIN LATERAL (
     SELECT q.machine_id, q.provider, q.provider_id FROM machine_provided q
     WHERE q.provider = provider_name.provider AND q.provider_id = $2

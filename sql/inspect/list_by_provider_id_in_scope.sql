@@ -1,4 +1,4 @@
--- Machines with this provider's id, of these providers; each is looked up through the index.
+-- List the machines with this provider id, of these providers. Each one is looked up through the index.
 SELECT p.machine_id AS "machine_id!", p.provider AS "provider!", p.provider_id AS "provider_id!"
 FROM unnest($1::TEXT[]) one (provider)
 CROSS JOIN LATERAL (

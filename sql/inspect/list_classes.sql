@@ -1,4 +1,4 @@
--- Every (phase, provider) that a machine is in, by skipping through the index.
+-- List every (phase, provider) that a machine is in, by skipping through the index.
 WITH RECURSIVE class AS (
     (SELECT d.phase_index, d.provider FROM machine_due d WHERE d.lane = 'access'
      ORDER BY d.phase_index, d.provider LIMIT 1)

@@ -1,4 +1,5 @@
--- What a process is due for and nobody works on, soonest first, from the one after (ready_at, machine).
+-- List the due rows of a process that no session has leased, soonest first, from the one after (ready_at,
+-- machine).
 SELECT d.machine_id, p.provider AS "provider?", p.provider_id AS "provider_id?", d.lane, d.process AS "process!",
        d.ready_at AS "ready_at!", d.not_before, d.timer, d.priority, d.reason, d.decided_at
 FROM machine_due d

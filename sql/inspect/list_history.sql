@@ -1,4 +1,5 @@
--- The newest lines of a machine's history up to a moment, newest first; those of it that were told are passed over.
+-- List the newest history rows of a machine up to a moment, newest first, skipping those that were already
+-- returned.
 SELECT h.at, h.event, h.lane, h.fence, h.process, h.session_id, h.detail, s.component AS "component?",
        s.runtime_info AS "runtime_info?"
 FROM history h

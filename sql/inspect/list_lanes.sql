@@ -1,4 +1,4 @@
--- The schedule of a machine with who works on it.
+-- List the lanes of a machine, each with its schedule and the session that works on it.
 SELECT d.lane, d.process, d.priority, d.ready_at, d.timer, d.reason, d.decided_at, d.deadline,
        d.phase_index, d.phase_since, d.rules_version, d.policy_version, d.fence, d.losses, d.not_before,
        w.process AS "work_process?", w.fence AS "work_fence?", w.started_at AS "work_started_at?",

@@ -1,5 +1,6 @@
--- One page of one (phase, provider), in the order of ids, with what lists are filtered by. Each fact is looked up for
--- its line: a plan that merges tables would read them from their beginning up to the page.
+-- List one page of one (phase, provider), in the order of ids, with the values that lists are filtered by.
+-- Each fact is looked up for its row: a plan that merges tables would read them from their beginning up to
+-- the page.
 SELECT d.machine_id, d.provider, p.provider_id AS "provider_id?", p.address AS "address?",
        p.location AS "location?", d.phase_index AS phase, d.phase_since, h.at AS "heartbeat_at?",
        w.process AS "working?", d.process, d.ready_at, d.reason,

@@ -1,4 +1,4 @@
--- These machines as lists have them (listed.sql).
+-- List these machines with the columns of list_machines.sql.
 SELECT d.machine_id, d.provider, p.provider_id AS "provider_id?", p.address AS "address?",
        p.location AS "location?", d.phase_index AS phase, d.phase_since, h.at AS "heartbeat_at?",
        w.process AS "working?", d.process, d.ready_at, d.reason,

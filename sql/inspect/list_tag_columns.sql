@@ -1,5 +1,6 @@
--- Tag tables by their shape: named machine_…, keyed by machine_id alone. The catalogue itself, because
--- information_schema hides constraints from a role that may only read.
+-- List the columns of tag tables, which are recognised by their shape: named machine_…, keyed by machine_id
+-- alone. The catalogue itself is read, because information_schema hides constraints from a role that may only
+-- read.
 SELECT c.relname::TEXT AS "table_name!", a.attname::TEXT AS "column_name!",
        format_type(a.atttypid, a.atttypmod) AS "column_type!"
 FROM pg_class c

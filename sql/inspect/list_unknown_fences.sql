@@ -1,4 +1,4 @@
--- As newer_fence.sql, of each of these machines that was ever told of.
+-- List what read_unknown_fence.sql reads, for each of these machines that ever reported an unknown fence.
 SELECT DISTINCT ON (h.machine_id) h.machine_id AS "machine_id!", h.at AS "at!", h.fence AS "fence!", d.fence AS "given!"
 FROM history h
 JOIN machine_due d ON d.machine_id = h.machine_id AND d.lane = 'access'

@@ -1,4 +1,4 @@
--- Live work after one item, longest running first. There is never more of it than workers.
+-- List live work after one item, longest running first. It never has more items than workers exist.
 SELECT w.machine_id, p.provider AS "provider?", p.provider_id AS "provider_id?", w.lane, w.process, w.fence,
        w.started_at, w.session_id, s.component AS "component?", s.runtime_info AS "runtime_info?",
        s.deadline AS "session_deadline?", s.closed_at AS "session_closed_at?"

@@ -1,5 +1,6 @@
--- How work ended within a while, and how long it took: the newest lines up to a bound. Where there are as many as
--- that, they tell of the time since the oldest of them, and not of all the while.
+-- Measure how work ended within a period, and how long it took, from the newest history rows up to a bound.
+-- If that bound is reached, the result covers the time since the oldest of these rows, and not the whole
+-- period.
 WITH recent_history AS MATERIALIZED (
     SELECT h.machine_id, h.at, h.event, h.edge, h.lane, h.fence, h.process
     FROM history h

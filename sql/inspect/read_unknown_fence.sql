@@ -1,5 +1,6 @@
--- The highest fence that a machine's agent was heard to know while this database had given none as high,
--- and the highest that it has given since. src/model/newer_fence.rs says whether that still proves anything.
+-- Read the highest fence that a machine's agent reported while this database had issued none as high, and the
+-- highest fence that it has issued since. src/model/newer_fence.rs decides whether that still proves
+-- anything.
 SELECT h.at, h.fence AS "fence!", d.fence AS given
 FROM machine_due d
 JOIN history h ON h.machine_id = d.machine_id

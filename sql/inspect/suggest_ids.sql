@@ -1,4 +1,4 @@
--- For "did you mean": in each provider the ids that follow a text.
+-- List, for "did you mean", the ids that follow a text in each provider.
 WITH RECURSIVE provider_name AS (
     (SELECT p.provider FROM machine_provided p ORDER BY p.provider LIMIT 1)
     UNION ALL

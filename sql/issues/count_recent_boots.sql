@@ -1,4 +1,4 @@
--- Boots that agents told of lately, and that no step of ours ordered.
+-- Count the recent boots that agents reported and that no step of the shepherd ordered.
 SELECT recent_boots.machine_id AS "machine_id!", recent_boots.first_boot_at AS "first_boot_at!",
        GREATEST(recent_boots.boots - (SELECT count(*) FROM intent i
                                WHERE i.machine_id = recent_boots.machine_id AND i.kind IN ('reboot', 'power-cycle')

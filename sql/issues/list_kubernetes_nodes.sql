@@ -1,4 +1,5 @@
--- What nodes of clusters run of Kubernetes, as they said last, and what their curators said of all of it.
+-- List what the nodes of clusters run of Kubernetes, as they last reported, and what their curators last
+-- reported about all of it.
 SELECT c.name, k.known, m.node_id AS "node_id?", m.kubernetes AS "kubernetes?",
        COALESCE(p.provider_id, m.machine_id::TEXT) AS machine
 FROM cluster c

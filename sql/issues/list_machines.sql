@@ -1,4 +1,4 @@
--- What issues of a page of machines are derived from, beside their facts.
+-- List the values from which issues of a page of machines are derived, besides their facts.
 SELECT d.machine_id, d.phase_since, d.losses, h.version AS "agent_version?",
        r.serial_number AS "serial_number?", r.report AS "report?", k.refused_at AS "refused_at?"
 FROM machine_due d

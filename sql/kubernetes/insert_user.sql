@@ -1,3 +1,3 @@
--- Whoever asks has locked the cluster.
+-- Insert a request for a certificate for API servers. The caller has locked the cluster.
 INSERT INTO cluster_kubernetes_user (user_id, cluster_id, public_key, holder, access, lifetime_seconds, asked_at, asked_by)
 VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp(), $7)

@@ -1,4 +1,4 @@
--- Open sessions of each component.
+-- Count the open sessions of each component.
 SELECT component, count(*) AS "workers!"
 FROM session
 WHERE closed_at IS NULL

@@ -1,5 +1,6 @@
--- Taken when it is free, or anew by the session that holds it already without knowing, because the
--- answer to its first taking was lost. What a session that is over held, the reaper frees.
+-- Acquire a named lease that is free, or acquire it again for the session that already has it without
+-- knowing, because the response to its first attempt was lost. The reaper frees the leases of closed
+-- sessions.
 INSERT INTO named_lease AS l (kind, name, lease_session, fence, taken_at)
 SELECT $2, $3, s.session_id, 1, clock_timestamp()
 FROM (SELECT session_id FROM session

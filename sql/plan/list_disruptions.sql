@@ -1,4 +1,4 @@
--- What was done to machines within the longest window that a budget or a brake looks back over.
+-- List the disruptions of machines within the longest window that a budget or a brake looks back over.
 SELECT kind, provider, machine_id AS "machine_id!", begun_at
 FROM intent
 WHERE kind IN ('restart-agent', 'reboot', 'power-cycle') AND machine_id IS NOT NULL

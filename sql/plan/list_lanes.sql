@@ -1,4 +1,4 @@
--- The stored schedule of a page of machines, as far as their future follows from it, without locks.
+-- List the due rows of a page of machines, as far as their future follows from them, without locks.
 SELECT machine_id, lane, process, ready_at, timer, not_before, phase_index, phase_since,
        lease_session IS NOT NULL AS "working!"
 FROM machine_due

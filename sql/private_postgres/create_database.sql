@@ -1,2 +1,3 @@
--- {name} is replaced by a checked identifier: a utility statement takes no parameters.
+-- Create a database. {name} is replaced by a checked identifier, because a utility statement takes no
+-- parameters.
 CREATE DATABASE "{name}"

@@ -1,4 +1,4 @@
--- What the BMDB knows of a provider's machines.
+-- List the machines of a provider that are in the BMDB.
 SELECT p.machine_id, p.provider_id, p.status, q.reason AS "quarantine?", t.requested_at AS "retirement?",
        t.finished_at AS "retired?", t.listed_since AS "listed_since?"
 FROM machine_provided p

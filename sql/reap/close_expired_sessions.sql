@@ -1,4 +1,5 @@
--- The array makes the UPDATE go by key: joined, it reads every session there ever was.
+-- Close the sessions whose deadline has passed. The array makes the UPDATE go by key: with a join, it reads
+-- every session that ever existed.
 WITH expired_session AS MATERIALIZED (
     SELECT session_id FROM session
     WHERE closed_at IS NULL AND deadline < clock_timestamp() - INTERVAL '300 milliseconds'

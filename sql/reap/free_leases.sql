@@ -1,4 +1,5 @@
--- What somebody has locked is left to the next time, and keeps nobody else waiting.
+-- Free the named leases of closed sessions. A lease that another transaction has locked is left to the next
+-- pass, and delays no other.
 WITH lost_lease AS MATERIALIZED (
     SELECT l.kind, l.name, l.lease_session
     FROM named_lease l

@@ -1,7 +1,8 @@
--- A lost session is not its machines' failure: no backoff. But whoever kills what works on it must
--- not take the fleet down, so each loss in a row doubles the pause, up to an hour. It counts from
--- closed_at: an outward call that was under way then may last that long. Whether a step that it was
--- about to take was taken, nobody knows any more.
+-- Free the work of closed sessions. A lost session is not a failure of its machines, so it causes no backoff.
+-- But a machine that kills every shepherd that works on it must not take the fleet down, so each loss in a
+-- row doubles the pause, up to an hour. The pause counts from closed_at, because an outward call that was
+-- under way then may last that long. Open intents are resolved as unknown: whether the step was taken cannot
+-- be known any more.
 WITH lost_work AS MATERIALIZED (
     SELECT d.machine_id, d.lane, d.fence, d.lease_session, w.process, s.closed_at
     FROM work w

@@ -1,5 +1,5 @@
--- Machines that fell silent within the brake's window, by provider: those that still are, and those that
--- a step brought back already. Many that are quickly brought back are no less suspicious.
+-- Count the machines that fell silent within the brake's window, by provider: those that still are, and those
+-- that a step has already brought back. Many machines that come back quickly are no less suspicious.
 SELECT provider AS "provider!", count(*) AS "count!"
 FROM (
     SELECT d.machine_id, d.provider

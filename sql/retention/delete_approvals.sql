@@ -1,4 +1,4 @@
--- What was asked for long ago; as audit is.
+-- Delete the approval requests that are older than the age limit, by key as delete_audit.sql does.
 DELETE FROM approval a
 WHERE a.approval_id = ANY (ARRAY(
     SELECT o.approval_id FROM approval o

@@ -1,4 +1,4 @@
--- Orders that were given long ago; as intents are.
+-- Delete the audit rows of orders that are older than the age limit, by key as delete_intents.sql does.
 DELETE FROM audit a
 WHERE a.audit_id = ANY (ARRAY(
     SELECT o.audit_id FROM audit o

@@ -1,9 +1,9 @@
--- The oldest lines of history, as many as a batch holds and those of the same moment as the last. History
--- has no key that names a line, so they are found by time; both ends are given because the planner takes
--- a range with two ends for a small one, and goes by the index.
+-- Delete the oldest history rows: as many as a batch allows, and those of the same moment as the last.
+-- History has no key that identifies a row, so they are found by time. Both ends are given because the
+-- planner takes a range with two ends for a small one, and uses the index.
 --
--- A newer fence is kept while fences are not lifted beyond it, because until then it holds orders back. There
--- is one such line of a machine at the most.
+-- A NewerFence row is retained until fences are raised beyond it, because until then it blocks orders. Each
+-- machine has at most one such row.
 WITH expired_range AS MATERIALIZED (
     SELECT min(x.at) AS first, max(x.at) AS last
     FROM (SELECT h.at FROM history h

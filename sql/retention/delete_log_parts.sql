@@ -1,4 +1,4 @@
--- Parts of logs that nobody came for within the time; a part is large, so few at a time.
+-- Delete parts of logs that no client fetched within the time limit. A part is large, so a batch is small.
 DELETE FROM log_part p
 WHERE (p.request_id, p.number) IN (
     SELECT o.request_id, o.number FROM log_part o

@@ -1,4 +1,4 @@
--- Counts of the fleet that are older than they are kept.
+-- Delete the fleet samples that are older than the age limit.
 DELETE FROM fleet_sample s
 WHERE s.minute = ANY (ARRAY(
     SELECT o.minute FROM fleet_sample o

@@ -1,5 +1,5 @@
--- Sessions that were closed long ago and hold nothing: what one still holds is freed by its row. What it
--- may hold is looked up by key, because joined, the planner reads whole tables for it.
+-- Delete sessions that were closed long ago and own nothing. What a session still owns is freed by way of its
+-- row. What it may own is looked up by key, because with a join the planner reads whole tables for it.
 DELETE FROM session s
 WHERE s.session_id = ANY (ARRAY(
     SELECT o.session_id FROM session o

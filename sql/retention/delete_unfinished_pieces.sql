@@ -1,4 +1,5 @@
--- Pieces of files that nobody brought to their end within the time; a piece is large, so few at a time.
+-- Delete pieces of artefacts whose upload was not completed within the time limit. A piece is large, so a
+-- batch is small.
 DELETE FROM artefact_chunk c
 WHERE (c.sha256, c.number) IN (
     SELECT o.sha256, o.number FROM artefact_chunk o

@@ -1,4 +1,4 @@
--- Roll-outs, those under way first, then the newest first.
+-- List roll-outs: those under way first, then the newest first.
 SELECT roll_out_id, sha256, release, selector, parallelism, deadline_seconds, created_at, created_by, reason, paused,
        ended_at, ended
 FROM roll_out

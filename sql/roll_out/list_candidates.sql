@@ -1,4 +1,4 @@
--- A page of machines that are not retired, by what a selector asks.
+-- List a page of machines that are neither retiring nor retired, with the values that a selector matches.
 SELECT d.machine_id, p.provider, p.provider_id, p.location, h.manufacturer AS "manufacturer?",
        h.product AS "product?", h.memory_bytes AS "memory_bytes?", h.cpu_threads AS "cpu_threads?",
        l.labels AS "labels?"

@@ -1,4 +1,4 @@
--- The machines of a roll-out with all that decides about them.
+-- List the machines of a roll-out with everything that decides about them.
 SELECT m.machine_id, m.state, m.generation, m.said, m.changed_at, p.provider AS "provider?",
        p.provider_id AS "provider_id?", d.phase_index AS phase, r.generation AS "reported?", r.sha256 AS "running?",
        r.error AS "error?", r.reported_at AS "reported_at?",

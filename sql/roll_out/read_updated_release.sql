@@ -1,2 +1,2 @@
--- The release that a machine was asked to become and did, if its agent says that it still runs.
+-- Read the release that a machine was updated to by an order, if its agent reports that it still runs it.
 SELECT sha256 FROM machine_release_report WHERE machine_id = $1 AND became = sha256

@@ -1,5 +1,5 @@
--- What its agent said; `reported_at` is when that was first so. What it became when it was asked to stays, until it has
--- become another one.
+-- Record what release an agent reports. `reported_at` is when it first reported this. `became` is the release
+-- that the machine was updated to by an order. It stays until the machine was updated to another one.
 INSERT INTO machine_release_report AS r (machine_id, generation, sha256, error, reported_at, became)
 SELECT $1::UUID, $2::INT8, $3::BYTEA, $4::TEXT, clock_timestamp(),
        CASE WHEN $4 IS NULL AND EXISTS (

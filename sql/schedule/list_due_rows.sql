@@ -1,4 +1,4 @@
--- The due rows of a page of machines, without locks.
+-- List the due rows of a page of machines, without locks.
 SELECT machine_id, lane, process, provider, priority, ready_at, timer, reason, deadline, phase_index,
        phase_since, rules_version, policy_version, lease_session, fence
 FROM machine_due

@@ -1,5 +1,6 @@
--- As lock.sql, for a session that is live: its row first, then the machine's, in one statement. Nothing
--- is returned when the session is over, or when there is no such machine.
+-- Lock the due rows of a machine, as lock_due_rows.sql does, for a session that is live: the session's row
+-- first, then the machine's, in one statement. No row is returned when the session is over, or when the
+-- machine does not exist.
 WITH live_session AS MATERIALIZED (
     SELECT session_id FROM session
     WHERE session_id = $1 AND closed_at IS NULL AND deadline > clock_timestamp()

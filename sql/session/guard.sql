@@ -1,4 +1,5 @@
--- Every transaction that acts for a session begins here. FOR SHARE would block its renewal, and
+-- Check that a session is live, and lock its row: every transaction that acts for a session begins here.
+-- FOR SHARE would block its renewal. The deadline is compared with clock_timestamp(), because
 -- now() is when the transaction began.
 SELECT session_id
 FROM session

@@ -1,3 +1,3 @@
--- Waits for every transaction that acts for the session: each holds it FOR KEY SHARE, which an UPDATE
--- of closed_at alone would pass by.
+-- Lock a session, and so wait for every transaction that acts for it. Each one locks the row FOR KEY SHARE,
+-- for which an UPDATE of closed_at alone would not wait.
 SELECT session_id FROM session WHERE session_id = $1 FOR UPDATE

@@ -1,4 +1,5 @@
--- Rows that somebody has locked are skipped, so that one of them cannot let all the others expire.
+-- Renew the deadlines of these sessions. Rows that another transaction has locked are skipped, so that one of
+-- them cannot let all the others expire.
 UPDATE session
 SET deadline = clock_timestamp() + interval_ms * INTERVAL '1 millisecond'
 WHERE session_id IN (

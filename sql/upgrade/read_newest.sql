@@ -1,5 +1,5 @@
--- The upgrade of a cluster that is under way, or else the newest one; with what became of its roll-out, and the roll-out of
--- somebody else that has asked one of its machines.
+-- Read the upgrade of a cluster that is under way, or else the newest one, with the state of its roll-out and
+-- any other roll-out that has ordered one of the cluster's machines.
 SELECT u.upgrade_id, u.from_bundle, u.from_version, u.to_bundle, u.to_version, u.roll_out_id, u.release, u.released, u.back,
        u.parallelism, u.deadline_seconds, u.created_at, u.created_by, u.reason, u.paused, u.ended_at, u.ended, u.asked,
        r.roll_out_id IS NOT NULL AS "roll_out_there!", r.paused AS "roll_out_paused?", r.ended AS "roll_out_ended?",

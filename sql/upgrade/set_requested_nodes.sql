@@ -1,2 +1,2 @@
--- Which nodes were asked, and which of them are through.
+-- Set which nodes were ordered to upgrade, and which of them are done.
 UPDATE cluster_upgrade SET asked = $2 WHERE upgrade_id = $1 AND ended_at IS NULL

@@ -1,6 +1,7 @@
--- Seconds since the oldest transaction of this database began, and the oldest among those that keep a
--- snapshot: vacuum removes nothing that was still there then. The server's own clock, because that is
--- what it stamps transactions with; vacuum itself keeps nobody waiting.
+-- Read the seconds since the oldest transaction of this database began, and since the oldest one that keeps a
+-- snapshot. Vacuum removes nothing that still existed when that one began. The server's own clock is used,
+-- because the server stamps transactions with it. Vacuum's own transactions are left out, because they delay
+-- nothing.
 WITH clock AS MATERIALIZED (SELECT pg_catalog.clock_timestamp() AS read),
 open_transaction AS (
     SELECT a.xact_start AS since, a.backend_xmin IS NOT NULL AS keeps_rows

@@ -1,3 +1,5 @@
+-- Cancel a work item of a live session: release its lease, record the end in history, and resolve its open
+-- intents as unknown.
 WITH live_session AS MATERIALIZED (
     SELECT session_id FROM session
     WHERE session_id = $1 AND closed_at IS NULL AND deadline > clock_timestamp()

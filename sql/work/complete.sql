@@ -1,6 +1,6 @@
--- A work item ends: its lane is written as it is due next, the lease goes back, and history says how. Losses and
--- the pause after them are forgotten: somebody got through. The rows are locked already, each table is
--- changed once, and each part acts on what the one before it changed.
+-- Complete a work item: write its due row as it is due next, release the lease, and record the end in
+-- history. Losses and the pause after them are cleared, because a session got through. The rows are locked
+-- already, each table is changed once, and each part acts on what the one before it changed.
 WITH released_lease AS (
     UPDATE machine_due
     SET process = $5, provider = $6, priority = $7, ready_at = $8, timer = $9, reason = $10, decided_at = $11,

@@ -1,4 +1,4 @@
--- What a process holds, beside what the schedule says of it now.
+-- List the work of these sessions, with what the due rows of that work contain now.
 SELECT w.session_id, w.machine_id, w.lane, w.fence, w.process, d.process AS due_process, d.reason,
        d.lease_session = w.session_id AND d.fence = w.fence AS "held!"
 FROM work w
