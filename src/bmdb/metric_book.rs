@@ -251,40 +251,40 @@ impl Book {
 const MANUAL: &str = "\
 # Metrics
 
-`shepherd --metrics_listen_address ADDRESS:PORT` shows these at `http://ADDRESS:PORT/metrics`, without asking the
-database anything. Plain HTTP: keep it on a trusted network. This page is written from the code; a test holds it to it.
+`shepherd --metrics_listen_address ADDRESS:PORT` serves these at `http://ADDRESS:PORT/metrics`, without a query to the
+database. Plain HTTP: keep it on a trusted network. This page is generated from the code, and a test compares the two.
 
-Alert rules for them are in [contrib/alerts.yml](../contrib/alerts.yml), a board for Grafana is
-[contrib/grafana.json](../contrib/grafana.json).
+Alert rules for these metrics are in [contrib/alerts.yml](../contrib/alerts.yml), and
+[contrib/grafana.json](../contrib/grafana.json) is a dashboard for Grafana.
 ";
 
 const OF_FLEET: &str = "
-## Of the fleet
+## Fleet
 
-Once a minute one of the shepherds counts the fleet, whichever is first to take the lease for it, and writes the result
-down as one row (`fleet_sample`, kept for 30 days). Every shepherd shows the newest row. So these are the same from each:
-take `max`, not `sum`, over several. `shepherd_fleet_sample_time_seconds` says how old they are; nothing of this is shown
-before the first row. Phases are the indexed ones, which may lag behind time by a minute.
+Once a minute the shepherd that acquires the lease for it counts the fleet and stores the result as one row
+(`fleet_sample`, retained for 30 days). Every shepherd serves the latest row, so these metrics are the same from each:
+use `max`, not `sum`, over several. `shepherd_fleet_sample_time_seconds` is the time of the row. Before the first row none
+of these metrics exist. Phases are the indexed ones, which may be out of date by a minute.
 ";
 
 const OF_PROCESS: &str = "
-## Of one process
+## Process
 
-What this shepherd did since it was started, or has at this moment. Add those of several up.
+Counters of this shepherd since its start, and its state at this moment. Sum them over several shepherds.
 ";
 
 const OF_DATABASE: &str = "
-## Of the database
+## Database
 
-What the database says of itself, to each shepherd when that asks it: take `max` over several.
+Statistics that the database reports to each shepherd: use `max` over several.
 ";
 
 const OF_LABELS: &str = "
 ## Labels
 
-Every label has few values, and never a machine's name or address.
+Every label has few values, and never the name or address of a machine.
 
-| label | values | of |
+| label | values | metrics |
 | --- | --- | --- |
 ";
 

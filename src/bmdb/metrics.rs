@@ -226,7 +226,7 @@ impl BmdbMetrics {
         metrics.register(|book| {
             book.add(
                 "bmdb_transactions",
-                "Transactions of the BMDB by what they were for and what became of them",
+                "BMDB transactions by operation and result",
                 &[
                     Label::names("statement", "what the code says it is doing, as in its errors", 200),
                     Label::one_of("result", TRANSACTION_RESULTS),
@@ -235,31 +235,31 @@ impl BmdbMetrics {
             );
             book.add(
                 "session_renewals",
-                "Rounds of renewing this process's sessions",
+                "Renewals of this process's sessions",
                 &[Label::one_of("result", ["renewed", "failed"])],
                 self.renewals.clone(),
             );
             book.add(
                 "sessions_lost",
-                "Sessions of this process that were over before they were closed",
+                "Sessions of this process that expired before they were closed",
                 &[],
                 self.sessions_lost.clone(),
             );
             book.add(
-                "newer_fences",
-                "Machines that know a fence which this BMDB never gave, as after restoring a backup",
+                "unknown_fences",
+                "Machines that know a fence that this BMDB never assigned, for example after a backup was restored",
                 &[],
                 self.newer_fences.clone(),
             );
             book.add(
                 "bmdb_pool_wait_seconds",
-                "How long a connection of the pool was waited for",
+                "Wait for a connection of the pool",
                 &[],
                 self.pool_wait.clone(),
             );
             book.add(
-                "phase_seconds",
-                "How long machines had been in the phase that they left by a transaction of this process",
+                "phase_duration_seconds",
+                "Time that machines spent in the phase that they left in a transaction of this process",
                 &[phase_label()],
                 self.phases.clone(),
             );
@@ -402,33 +402,33 @@ impl Metrics {
         book.add("work_started", "Work items claimed", &[process_label()], self.work_started.clone());
         book.add(
             "work_finished",
-            "Work items ended",
+            "Work items completed",
             &[process_label(), Label::one_of("result", WORK_RESULTS)],
             self.work_finished.clone(),
         );
         book.add(
             "schedule_drift",
-            "Due rows that were not what the facts demand; must stay 0",
+            "Due rows that did not match the facts; must stay 0",
             &[],
             self.schedule_drift.clone(),
         );
         book.add(
             "heartbeats",
-            "Heartbeats answered",
+            "Heartbeats by result",
             &[Label::one_of("result", HEARTBEAT_RESULTS)],
             self.heartbeats.clone(),
         );
-        book.add("heartbeat_batches", "Groups of heartbeats committed", &[], self.heartbeat_batches.clone());
+        book.add("heartbeat_batches", "Heartbeat batches committed", &[], self.heartbeat_batches.clone());
         book.add(
-            "heartbeat_batches_halved",
-            "Groups of heartbeats that were refused and sent in halves",
+            "heartbeat_batches_split",
+            "Heartbeat batches that the database rejected and that were split in halves",
             &[],
             self.heartbeat_batches_halved.clone(),
         );
-        book.add("heartbeat_batch_size", "Heartbeats in a group", &[], self.heartbeat_batch_size.clone());
+        book.add("heartbeat_batch_size", "Heartbeats in a batch", &[], self.heartbeat_batch_size.clone());
         book.add(
             "heartbeat_commit_seconds",
-            "How long a group of heartbeats took to commit",
+            "Duration of the commit of a heartbeat batch",
             &[],
             self.heartbeat_commit_seconds.clone(),
         );
@@ -440,13 +440,13 @@ impl Metrics {
         let rpc = || Label::names("rpc", "a call of the API, as its OpenAPI document has it", 100);
         book.add(
             "api_calls",
-            "Calls of the API answered, by how; who calls too often is refused before and counted nowhere",
+            "API calls by gRPC code; calls that are rejected by a rate limit are not counted",
             &[rpc(), Label::names("code", "the codes of gRPC", 17)],
             self.api_calls.clone(),
         );
         book.add(
             "api_call_seconds",
-            "How long the answer to a call of the API took, and to a watch its beginning",
+            "Duration of API calls until the response, or of a watch until its first message",
             &[rpc()],
             self.api_call_seconds.clone(),
         );
@@ -454,34 +454,39 @@ impl Metrics {
 
     fn register_connections(&self, book: &mut Book) {
         book.add(
-            "artefact_fetches",
-            "Files that machines asked for, by what became of it",
+            "artefact_downloads",
+            "Artefacts that machines requested, by result",
             &[Label::one_of("result", FETCH_RESULTS)],
             self.artefact_fetches.clone(),
         );
         book.add(
-            "artefact_fetches_open",
-            "Files that are being sent to machines",
+            "artefact_downloads_in_progress",
+            "Downloads of artefacts by machines in progress",
             &[],
             self.artefact_fetches_open.clone(),
         );
         book.add(
-            "handshake_failures",
+            "tls_handshake_failures",
             "TLS handshakes of agents that failed",
             &[Label::one_of("reason", HANDSHAKE_REASONS)],
             self.handshake_failures.clone(),
         );
-        book.add("handshakes_open", "TLS handshakes under way", &[], self.handshakes_open.clone());
+        book.add(
+            "tls_handshakes_in_progress",
+            "TLS handshakes in progress",
+            &[],
+            self.handshakes_open.clone(),
+        );
         book.add("agent_connections", "Agents connected", &[], self.agent_connections.clone());
         book.add(
-            "agent_connections_unproven",
-            "Connections without a heartbeat of an agent so far",
+            "agent_connections_unauthenticated",
+            "Connections that have not sent an agent's heartbeat yet",
             &[],
             self.agent_connections_unproven.clone(),
         );
         book.add(
             "agent_connections_closed",
-            "Connections closed because they proved no agent",
+            "Connections closed because they did not authenticate as an agent",
             &[Label::one_of("reason", CLOSE_REASONS)],
             self.agent_connections_closed.clone(),
         );

@@ -43,7 +43,7 @@ impl Bmdb {
             );
             book.add(
                 "bmdb_pool_connections_limit",
-                "Most connections that the common pool may have",
+                "Maximum number of connections of the common pool",
                 &[],
                 most,
             );

@@ -123,19 +123,19 @@ impl BreakerMetrics {
         common.register(|book| {
             book.add(
                 "provider_breaker_open",
-                "1 while a provider is left alone because its calls hang",
+                "1 while the circuit breaker of a provider is open because its calls time out",
                 &[provider_label()],
                 self.open.clone(),
             );
             book.add(
-                "provider_calls_hung",
-                "Calls of a provider that held a worker and were not answered",
+                "provider_calls_timed_out",
+                "Calls to a provider that blocked a worker and timed out",
                 &[provider_label()],
                 self.hung.clone(),
             );
             book.add(
                 "provider_call_seconds",
-                "Time that calls of a provider took",
+                "Duration of calls to a provider",
                 &[
                     provider_label(),
                     Label::one_of("call", Call::ALL.map(Call::as_str)),

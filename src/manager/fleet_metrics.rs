@@ -59,7 +59,7 @@ impl FleetMetrics {
         self.gauge(
             book,
             "fleet_sample_time_seconds",
-            "When the fleet was counted last, in seconds since 1970 by the database's clock",
+            "Time of the latest sample of the fleet, in seconds since 1970 by the database's clock",
             &[],
             |_, taken_at| vec![line([], seconds_of(taken_at))],
         );
@@ -73,8 +73,8 @@ impl FleetMetrics {
         });
         self.gauge(
             book,
-            "fleet_phase_oldest_seconds",
-            "How long the machine has been in a phase that has been in it for longest",
+            "fleet_phase_max_age_seconds",
+            "Age of the oldest machine in each phase",
             &phases,
             |sample, _| {
                 let phases = sample.phases.iter();
@@ -83,8 +83,8 @@ impl FleetMetrics {
         );
         self.gauge(
             book,
-            "fleet_machines_over_deadline",
-            "Machines that have not done by their deadline what they were to do",
+            "fleet_machines_past_deadline",
+            "Machines past their phase deadline",
             &phases,
             |sample, _| {
                 let phases = sample.phases.iter();
@@ -93,8 +93,8 @@ impl FleetMetrics {
         );
         self.gauge(
             book,
-            "fleet_machines_with",
-            "Machines of which something holds, whatever their phase but Retired; heartbeating: within the silence limit",
+            "fleet_machines_by_fact",
+            "Machines that are not Retired, by fact; heartbeating: the last heartbeat is within the silence limit",
             &[Label::one_of("fact", FACTS)],
             |sample, _| {
                 let facts = sample.facts.iter().filter(|(fact, _)| FACTS.contains(&fact.as_str()));
@@ -103,7 +103,7 @@ impl FleetMetrics {
         );
         book.add_of_fleet(
             "fleet_heartbeat_age_seconds",
-            "Age of the last heartbeats of machines with an agent that are not Retired, counted anew with each sample",
+            "Age of the last heartbeat of each machine with an agent that is not Retired, counted again with each sample",
             &[],
             Ages(self.clone()),
         );
@@ -111,14 +111,14 @@ impl FleetMetrics {
 
     fn register_work(&self, book: &mut Book) {
         let processes = [with_others(&process_label(), Process::ALL.map(Process::as_str))];
-        self.gauge(book, "fleet_work_active", "Work items under way", &processes, |sample, _| {
+        self.gauge(book, "fleet_work_active", "Work items in progress", &processes, |sample, _| {
             let work = sample.work.iter();
             work.map(|(process, count)| line([("process", process)], number(*count))).collect()
         });
         self.gauge(
             book,
             "fleet_work_due",
-            "Machines that are due for work which nobody does",
+            "Machines that are due for work that no worker has claimed",
             &processes,
             |sample, _| {
                 let due = sample.due.iter();
@@ -127,8 +127,8 @@ impl FleetMetrics {
         );
         self.gauge(
             book,
-            "fleet_work_due_oldest_seconds",
-            "How long the machine has been due that has waited for longest",
+            "fleet_work_due_max_age_seconds",
+            "How long the machine that has waited longest has been due",
             &processes,
             |sample, _| {
                 let due = sample.due.iter();
@@ -138,7 +138,7 @@ impl FleetMetrics {
         self.gauge(
             book,
             "fleet_backoffs",
-            "Machines that wait before something is tried again that failed",
+            "Machines that wait to retry a process that failed",
             &processes,
             |sample, _| {
                 let backoffs = sample.backoffs.iter();
@@ -166,14 +166,14 @@ impl FleetMetrics {
                 MOST_PLACES + 100,
             ),
         ];
-        self.gauge(book, "fleet_place_machines", "Machines at a place", &places, |sample, _| {
+        self.gauge(book, "fleet_location_machines", "Machines at a location", &places, |sample, _| {
             let places = sample.places.iter();
             places.map(|place| line(place_labels(place), number(place.machines))).collect()
         });
         self.gauge(
             book,
-            "fleet_place_memory_bytes",
-            "Memory of the machines at a place, as far as they have told",
+            "fleet_location_memory_bytes",
+            "Memory of the machines at a location, as far as it is reported",
             &places,
             |sample, _| {
                 let places = sample.places.iter();
@@ -182,8 +182,8 @@ impl FleetMetrics {
         );
         self.gauge(
             book,
-            "fleet_place_cpu_threads",
-            "Processor threads of the machines at a place, as far as they have told",
+            "fleet_location_cpu_threads",
+            "Processor threads of the machines at a location, as far as they are reported",
             &places,
             |sample, _| {
                 let places = sample.places.iter();
@@ -194,21 +194,21 @@ impl FleetMetrics {
 
     fn register_clusters(&self, book: &mut Book) {
         let stages = [with_others(&Label::one_of("stage", CLUSTER_STAGES), CLUSTER_STAGES)];
-        self.gauge(book, "fleet_clusters", "Clusters by what they go through", &stages, |sample, _| {
+        self.gauge(book, "fleet_clusters", "Clusters by stage", &stages, |sample, _| {
             let stages = sample.clusters.stages.iter();
             stages.map(|(stage, count)| line([("stage", stage)], number(*count))).collect()
         });
         self.gauge(
             book,
-            "fleet_clusters_unheard",
-            "Clusters that have a control plane none of whose curators has answered for a minute",
+            "fleet_clusters_unreachable",
+            "Clusters whose curators have all been unreachable for over a minute",
             &[],
             |sample, _| vec![line([], number(sample.clusters.unheard))],
         );
         self.gauge(
             book,
-            "fleet_cluster_snapshot_oldest_seconds",
-            "Age of the last snapshot of the cluster whose last one is the oldest",
+            "fleet_cluster_snapshot_max_age_seconds",
+            "Age of the latest snapshot of the cluster whose latest snapshot is the oldest",
             &[],
             |sample, _| vec![line([], sample.clusters.oldest_snapshot_seconds)],
         );
@@ -219,28 +219,28 @@ impl FleetMetrics {
         self.gauge(
             book,
             "fleet_kubernetes_clusters",
-            "Clusters that are to run Kubernetes and have a control plane",
+            "Clusters with a control plane that are configured to run Kubernetes",
             &[],
             |sample, _| vec![line([], number(sample.clusters.kubernetes))],
         );
         self.gauge(
             book,
-            "fleet_kubernetes_components_unwell",
-            "Components of Kubernetes on nodes of clusters that are not well, as curators said last",
+            "fleet_kubernetes_components_unhealthy",
+            "Kubernetes components on cluster nodes that are not healthy, by the latest report of the curators",
             &[],
             |sample, _| vec![line([], number(sample.clusters.components_unwell))],
         );
         self.gauge(
             book,
-            "fleet_kubernetes_nodes_behind",
-            "Nodes that do not act yet on the step of a replacement of keys of Kubernetes that is under way",
+            "fleet_kubernetes_nodes_pending_rotation",
+            "Nodes that have not yet applied the current step of a rotation of Kubernetes keys",
             &[],
             |sample, _| vec![line([], number(sample.clusters.nodes_behind))],
         );
         self.gauge(
             book,
             "fleet_cluster_upgrades",
-            "Upgrades of clusters under way, by whether they go on or stand still",
+            "Cluster upgrades in progress, by whether they continue or are paused",
             &[Label::one_of("state", UPGRADES)],
             |sample, _| {
                 let counts = [sample.clusters.upgrades_going, sample.clusters.upgrades_paused];
@@ -409,8 +409,8 @@ mod tests {
         let lines = shown(&metrics);
         for line in [
             "shepherd_fleet_machines{phase=\"Ready\"} 0.0",
-            "shepherd_fleet_place_machines{provider=\"rack\",location=\"a \\\"row\\\"\"} 3.0",
-            "shepherd_fleet_place_memory_bytes{provider=\"rack\",location=\"a \\\"row\\\"\"} 1099511627776.0",
+            "shepherd_fleet_location_machines{provider=\"rack\",location=\"a \\\"row\\\"\"} 3.0",
+            "shepherd_fleet_location_memory_bytes{provider=\"rack\",location=\"a \\\"row\\\"\"} 1099511627776.0",
             "shepherd_fleet_brakes{kind=\"recovery\",scope=\"rack\"} 1.0",
             "shepherd_fleet_brakes{kind=\"recovery\",scope=\"*\"} 0.0",
             "shepherd_fleet_brakes{kind=\"creation\",scope=\"rack\"} 0.0",

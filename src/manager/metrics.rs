@@ -206,40 +206,45 @@ impl ManagerMetrics {
 
     fn register_loops(&self, book: &mut Book) {
         let results = || Label::one_of("result", WorkResult::ALL.map(WorkResult::as_str));
-        book.add("work_active", "Work items being handled", &[loop_label()], self.active.clone());
+        book.add(
+            "work_active",
+            "Work items in progress in this process",
+            &[loop_label()],
+            self.active.clone(),
+        );
         book.add(
             "work_wait_seconds",
-            "Time from when a machine became due to its claim",
+            "Time from when a machine became due until it was claimed",
             &[process_label()],
             self.wait.clone(),
         );
         book.add(
             "work_duration_seconds",
-            "Time from claim to end",
+            "Time from claim to completion",
             &[loop_label(), results()],
             self.duration.clone(),
         );
         book.add(
-            "work_end_seconds",
-            "Time that writing the end of a work item took, tries after lost answers included",
+            "work_completion_seconds",
+            "Duration of the transaction that completes a work item, with retries after lost responses",
             &[loop_label()],
             self.end.clone(),
         );
         book.add(
             "claim_seconds",
-            "Time that a claim took, by what it came back with",
+            "Duration of claims, by result",
             &[loop_label(), Label::one_of("result", ClaimResult::ALL.map(ClaimResult::as_str))],
             self.claim.clone(),
         );
         book.add(
             "claims_contended",
-            "Claims that lost all they found to others",
+            "Claims that lost all candidates to other claimers",
             &[loop_label()],
             self.contended.clone(),
         );
         book.add(
-            "source_failures",
-            "Failures to ask the BMDB for work",
+            "work_source_failures",
+            "Failed queries for work",
             &[loop_label()],
             self.source_failed.clone(),
         );
@@ -248,8 +253,8 @@ impl ManagerMetrics {
     fn register_house(&self, book: &mut Book) {
         let house = &self.housekeeping;
         book.add(
-            "schedule_repaired",
-            "Machines whose schedule was written anew by the sweeper",
+            "schedule_repairs",
+            "Machines whose schedule the sweeper rewrote",
             &[],
             house.repaired.clone(),
         );
@@ -259,9 +264,9 @@ impl ManagerMetrics {
             &[],
             house.sessions_expired.clone(),
         );
-        book.add("work_freed", "Work items freed from lost sessions", &[], house.work_freed.clone());
+        book.add("work_reclaimed", "Work items reclaimed from lost sessions", &[], house.work_freed.clone());
         book.add(
-            "rows_forgotten",
+            "rows_deleted",
             "Old rows that were deleted",
             &[Label::one_of("table", Retained::ALL.map(Retained::table))],
             house.forgotten.clone(),

@@ -176,9 +176,9 @@ async fn artefact_goes_on_at_another_shepherd_where_it_broke_off() -> TestResult
     assert_eq!(sha256(&std::fs::read(&path)?), digest);
     // A fetch is counted by whoever sends it, a moment after all of it has come.
     until("they are counted", async || {
-        let sent = world.listener.counted("shepherd_artefact_fetches_total{result=\"sent\"}")?;
+        let sent = world.listener.counted("shepherd_artefact_downloads_total{result=\"sent\"}")?;
         ensure!(sent <= 3, "{sent} were sent");
-        Ok(sent == 3 && world.listener.counted("shepherd_artefact_fetches_open ")? == 0)
+        Ok(sent == 3 && world.listener.counted("shepherd_artefact_downloads_in_progress ")? == 0)
     })
     .await?;
     Ok(world.listener.stop().await?)

@@ -125,9 +125,9 @@ async fn what_somebody_still_needs_is_kept_however_old_it_is() -> TestResult {
     assert_eq!(all, 2_500 + 1_200 + 1_100);
     let text = counted.encode()?;
     for line in [
-        "shepherd_rows_forgotten_total{table=\"history\"} 2500",
-        "shepherd_rows_forgotten_total{table=\"intent\"} 1200",
-        "shepherd_rows_forgotten_total{table=\"session\"} 1100",
+        "shepherd_rows_deleted_total{table=\"history\"} 2500",
+        "shepherd_rows_deleted_total{table=\"intent\"} 1200",
+        "shepherd_rows_deleted_total{table=\"session\"} 1100",
     ] {
         assert!(text.lines().any(|shown| shown == line), "{line} is missing in\n{text}");
     }

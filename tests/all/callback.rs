@@ -384,7 +384,7 @@ async fn only_who_has_the_key_of_an_ed25519_certificate_gets_in() -> TestResult 
         // For what it showed, not for how it spoke.
         until(&format!("the refusal of {name} is counted"), async || {
             let counted =
-                world.listener.counted("shepherd_handshake_failures_total{reason=\"certificate\"}")?;
+                world.listener.counted("shepherd_tls_handshake_failures_total{reason=\"certificate\"}")?;
             Ok(counted == refused)
         })
         .await?;
@@ -438,15 +438,17 @@ async fn beside_half_open_handshakes() -> anyhow::Result<()> {
         quiet.extend(times(&world, &mut agents, &mut seq).await?);
         let half_open = thousand_half_open(&world).await?;
         busy.extend(times(&world, &mut agents, &mut seq).await?);
-        assert_eq!(world.listener.counted("shepherd_handshakes_open")?, 1000);
+        assert_eq!(world.listener.counted("shepherd_tls_handshakes_in_progress")?, 1000);
         for stream in &half_open {
             // Neither an end nor an alert: the server still waits for the rest.
             let said = stream.try_read(&mut [0]).err().map(|error| error.kind());
             assert_eq!(said, Some(std::io::ErrorKind::WouldBlock), "it ended before it mattered");
         }
         drop(half_open);
-        until("none is open any more", async || Ok(world.listener.counted("shepherd_handshakes_open")? == 0))
-            .await?;
+        until("none is open any more", async || {
+            Ok(world.listener.counted("shepherd_tls_handshakes_in_progress")? == 0)
+        })
+        .await?;
     }
     quiet.extend(times(&world, &mut agents, &mut seq).await?);
     let most = |mut times: Vec<Duration>| {
@@ -470,7 +472,7 @@ async fn thousand_half_open(world: &World) -> anyhow::Result<Vec<TcpStream>> {
         half_open.push(stream);
     }
     until("the server has a thousand handshakes open", async || {
-        Ok(world.listener.counted("shepherd_handshakes_open")? >= 1000)
+        Ok(world.listener.counted("shepherd_tls_handshakes_in_progress")? >= 1000)
     })
     .await?;
     Ok(half_open)
@@ -573,10 +575,10 @@ async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> TestRes
             0
         );
     }
-    assert!(listener.counted("shepherd_handshake_failures_total{reason=\"gave-way\"}")? >= 32);
+    assert!(listener.counted("shepherd_tls_handshake_failures_total{reason=\"gave-way\"}")? >= 32);
     until("the others ran out of time", async || {
-        Ok(listener.counted("shepherd_handshake_failures_total{reason=\"timeout\"}")? > 0
-            && listener.counted("shepherd_handshakes_open")? == 0)
+        Ok(listener.counted("shepherd_tls_handshake_failures_total{reason=\"timeout\"}")? > 0
+            && listener.counted("shepherd_tls_handshakes_in_progress")? == 0)
     })
     .await?;
     Ok(listener.stop().await?)

@@ -159,7 +159,7 @@ async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_serve
     let counted = metrics.encode()?;
     for line in [
         "shepherd_provider_breaker_open{provider=\"hung\"} 1",
-        "shepherd_provider_calls_hung_total{provider=\"hung\"}",
+        "shepherd_provider_calls_timed_out_total{provider=\"hung\"}",
     ] {
         assert!(counted.contains(line), "{line} is not in {counted}");
     }

@@ -140,7 +140,7 @@ async fn rules_and_board_name_metrics_and_labels_that_there_are() -> TestResult 
     );
     for (text, expected) in [
         ("shepherd_naps_total", "there is no shepherd_naps_total"),
-        ("shepherd_phase_seconds", "there is no shepherd_phase_seconds"),
+        ("shepherd_phase_duration_seconds", "there is no shepherd_phase_duration_seconds"),
         ("shepherd_work_started_total{machine=\"a\"}", "shepherd_work_started_total has no label machine"),
         (
             "shepherd_fleet_machines{phase=~\"Ready|Napping\"}",
@@ -305,7 +305,7 @@ fn demo_shows(entries: &[Entry]) -> Result<()> {
         let text = scraped(&address)?;
         let samples = samples(&text)?;
         let ready = sum(&samples, "shepherd_fleet_machines", "Ready");
-        let recovered = sum(&samples, "shepherd_phase_seconds_count", "Recovering");
+        let recovered = sum(&samples, "shepherd_phase_duration_seconds_count", "Recovering");
         if ready >= 8.0 && recovered >= 1.0 {
             break text;
         }
@@ -323,14 +323,14 @@ fn demo_shows(entries: &[Entry]) -> Result<()> {
     let strange = unheard_of(&shown, entries);
     ensure!(strange.is_empty(), "{strange:#?}");
     for (name, label, least) in [
-        ("shepherd_fleet_place_machines", "sim", 8.0),
-        ("shepherd_fleet_place_memory_bytes", "sim", 8.0 * 1e9),
-        ("shepherd_fleet_place_cpu_threads", "sim", 8.0),
-        ("shepherd_fleet_machines_with", "heartbeating", 8.0),
+        ("shepherd_fleet_location_machines", "sim", 8.0),
+        ("shepherd_fleet_location_memory_bytes", "sim", 8.0 * 1e9),
+        ("shepherd_fleet_location_cpu_threads", "sim", 8.0),
+        ("shepherd_fleet_machines_by_fact", "heartbeating", 8.0),
         ("shepherd_fleet_heartbeat_age_seconds_count", "", 8.0),
         ("shepherd_provider_call_seconds_count", "list", 1.0),
         ("shepherd_work_wait_seconds_count", "AgentStart", 8.0),
-        ("shepherd_work_end_seconds_count", "initializer", 8.0),
+        ("shepherd_work_completion_seconds_count", "initializer", 8.0),
         ("shepherd_claim_seconds_count", "work", 1.0),
         ("shepherd_bmdb_pool_connections_limit", "", 32.0),
         ("shepherd_bmdb_pool_wait_seconds_count", "", 8.0),

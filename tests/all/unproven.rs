@@ -53,8 +53,10 @@ async fn connections_that_say_no_agent_s_heartbeat_end_and_an_agent_s_stays() ->
     let agent = TestAgent::new(&pool, &listener.bmdb).await?;
     let mut client = agent.connect(&listener.server).await?;
     say(&mut client, agent.heartbeat(1)).await?;
-    until("the agent is proven", async || Ok(listener.counted("shepherd_agent_connections_unproven")? == 0))
-        .await?;
+    until("the agent is proven", async || {
+        Ok(listener.counted("shepherd_agent_connections_unauthenticated")? == 0)
+    })
+    .await?;
 
     let silent = stranger(&listener.server).await?;
     let mut begun = stranger(&listener.server).await?;
@@ -97,8 +99,10 @@ async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> T
     let mut strangers = Vec::new();
     for open in 1..=3 {
         strangers.push(stranger(&listener.server).await?);
-        until("it is counted", async || Ok(listener.counted("shepherd_agent_connections_unproven")? == open))
-            .await?;
+        until("it is counted", async || {
+            Ok(listener.counted("shepherd_agent_connections_unauthenticated")? == open)
+        })
+        .await?;
     }
     let agent = TestAgent::new(&pool, &listener.bmdb).await?;
     let mut client = agent.connect(&listener.server).await?;
@@ -106,15 +110,17 @@ async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> T
     end_of(strangers.remove(0)).await?;
     until("it is counted", async || Ok(listener.counted(gave_way)? == 1)).await?;
 
-    until("the agent is proven", async || Ok(listener.counted("shepherd_agent_connections_unproven")? == 2))
-        .await?;
+    until("the agent is proven", async || {
+        Ok(listener.counted("shepherd_agent_connections_unauthenticated")? == 2)
+    })
+    .await?;
     for _ in 0..3 {
         strangers.push(stranger(&listener.server).await?);
     }
     until("three more had to go", async || Ok(listener.counted(gave_way)? >= 3)).await?;
     say(&mut client, agent.heartbeat(2)).await?;
     assert_eq!(
-        listener.counted("shepherd_agent_connections_unproven")?,
+        listener.counted("shepherd_agent_connections_unauthenticated")?,
         3,
         "the agent is no stranger any more, and gives way to none"
     );

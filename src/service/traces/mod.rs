@@ -52,7 +52,7 @@ impl SpanCounts {
         counted.register(|book| {
             book.add(
                 "trace_spans",
-                "Spans of traces that were handed to the receiver of `--otlp_endpoint`, and those that were dropped",
+                "Trace spans that were sent to the receiver at `--otlp_endpoint`, and spans that were dropped",
                 &[Label::one_of("result", RESULTS)],
                 self.spans.clone(),
             );
