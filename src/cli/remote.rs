@@ -160,7 +160,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 pub fn refused(status: Status) -> CliError {
     let said = status.message().to_owned();
     let info = status.get_error_details().error_info().cloned();
-    if let Some(info) = info.filter(|info| info.reason == "SECOND_PERSON") {
+    if let Some(info) = info.filter(|info| info.reason == "APPROVAL_REQUIRED") {
         let key = info.metadata.get("idempotency_key").cloned().unwrap_or_default();
         return CliError::SecondPerson { said, key };
     }

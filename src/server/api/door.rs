@@ -166,7 +166,7 @@ impl Door {
         certificate: Option<[u8; 32]>,
     ) -> Result<Option<Caller>, Status> {
         let Some(rule) = rule_of(rpc) else {
-            return Err(refused(Code::Unimplemented, "NO_SUCH_CALL", format!("there is no call {rpc}")));
+            return Err(refused(Code::Unimplemented, "UNKNOWN_RPC", format!("there is no call {rpc}")));
         };
         if rule.needs == Needs::Nobody {
             return Ok(None);
@@ -179,7 +179,7 @@ impl Door {
             return Err(too_often(Duration::from_secs(1)));
         }
         may(&rule, credential.role, &credential.scope)
-            .map_err(|said| refused(Code::PermissionDenied, "NOT_ALLOWED", said))?;
+            .map_err(|said| refused(Code::PermissionDenied, "PERMISSION_DENIED", said))?;
         Ok(Some(Caller { credential: Arc::new(credential) }))
     }
 
@@ -233,7 +233,7 @@ impl Door {
 fn going_on(stop: &CancellationToken) -> Result<(), Status> {
     if stop.is_cancelled() {
         let said = "this shepherd stops, and nothing was done; ask another one";
-        return Err(refused(Code::Unavailable, "STOPS", said));
+        return Err(refused(Code::Unavailable, "SERVER_STOPPING", said));
     }
     Ok(())
 }
@@ -241,7 +241,7 @@ fn going_on(stop: &CancellationToken) -> Result<(), Status> {
 const NOT_KNOWN: &str = "this credential is not known to this fleet; is it whole, and for this fleet?";
 
 fn unauthenticated(said: &str) -> Status {
-    refused(Code::Unauthenticated, "NO_CREDENTIAL", said)
+    refused(Code::Unauthenticated, "INVALID_CREDENTIAL", said)
 }
 
 fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Status> {

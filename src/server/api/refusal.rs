@@ -16,7 +16,7 @@ pub const DOMAIN: &str = "shepherd";
 pub fn wrong(field: &str, said: impl Into<String>) -> Status {
     let said = said.into();
     let mut details = ErrorDetails::with_bad_request_violation(field, said.clone());
-    details.set_error_info("WRONG_REQUEST", DOMAIN, HashMap::new());
+    details.set_error_info("INVALID_FIELD", DOMAIN, HashMap::new());
     Status::with_error_details(Code::InvalidArgument, said, details)
 }
 
@@ -25,7 +25,7 @@ pub fn wrong(field: &str, said: impl Into<String>) -> Status {
 pub fn unknown(kind: &str, name: &str, said: impl Into<String>) -> Status {
     let said = said.into();
     let mut details = ErrorDetails::with_resource_info(kind, name, "", said.clone());
-    details.set_error_info("UNKNOWN", DOMAIN, HashMap::new());
+    details.set_error_info("NO_SUCH_RESOURCE", DOMAIN, HashMap::new());
     Status::with_error_details(Code::NotFound, said, details)
 }
 
@@ -39,7 +39,7 @@ pub fn refused(code: Code, reason: &str, said: impl Into<String>) -> Status {
 #[must_use]
 pub fn too_often(after: Duration) -> Status {
     let mut details = ErrorDetails::with_retry_info(Some(after));
-    details.set_error_info("TOO_OFTEN", DOMAIN, HashMap::new());
+    details.set_error_info("RATE_LIMITED", DOMAIN, HashMap::new());
     let said = format!("there are too many calls of yours; call again in {after:?}, and less often");
     Status::with_error_details(Code::ResourceExhausted, said, details)
 }
@@ -51,9 +51,9 @@ pub fn of_bmdb(error: BmdbError) -> Status {
     match &error {
         BmdbError::NoSuchMachine(name) => unknown("machine", name, error.to_string()),
         BmdbError::NoSuchCredential(name) => unknown("credential", name, error.to_string()),
-        BmdbError::OtherVersion { .. } => refused(Code::Aborted, "OTHER_VERSION", error.to_string()),
+        BmdbError::OtherVersion { .. } => refused(Code::Aborted, "VERSION_MISMATCH", error.to_string()),
         BmdbError::KeyOfAnotherOrder { .. } => {
-            refused(Code::AlreadyExists, "KEY_OF_ANOTHER_ORDER", error.to_string())
+            refused(Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED", error.to_string())
         }
         BmdbError::OrderRefused { reason, .. } => {
             refused(Code::FailedPrecondition, reason, error.to_string())
@@ -61,7 +61,7 @@ pub fn of_bmdb(error: BmdbError) -> Status {
         BmdbError::SecondPerson(wanted) => {
             let names = [("approval", wanted.approval.to_string()), ("idempotency_key", wanted.key.clone())];
             let names = names.map(|(name, value)| (name.to_owned(), value));
-            let details = ErrorDetails::with_error_info("SECOND_PERSON", DOMAIN, HashMap::from(names));
+            let details = ErrorDetails::with_error_info("APPROVAL_REQUIRED", DOMAIN, HashMap::from(names));
             Status::with_error_details(Code::FailedPrecondition, error.to_string(), details)
         }
         BmdbError::NewerRules { .. } => refused(Code::FailedPrecondition, "NEWER_RULES", error.to_string()),
@@ -90,7 +90,7 @@ pub fn away() -> Status {
 
 fn again(said: &str) -> Status {
     let mut details = ErrorDetails::with_retry_info(Some(Duration::from_secs(1)));
-    details.set_error_info("TRY_AGAIN", DOMAIN, HashMap::new());
+    details.set_error_info("UNAVAILABLE", DOMAIN, HashMap::new());
     Status::with_error_details(Code::Unavailable, said, details)
 }
 

@@ -79,7 +79,7 @@ pub async fn call(
     let late = |_| {
         let said = "this took too long; an order may have been carried out, and the same one with the same idempotency \
                     key says so";
-        Err(refused(Code::DeadlineExceeded, "TOO_LONG", said))
+        Err(refused(Code::DeadlineExceeded, "CALL_TIMEOUT", said))
     };
     answered.unwrap_or_else(late).unwrap_or_else(|status| refusal(&status))
 }
@@ -92,7 +92,7 @@ impl Transcoder {
         let method = self.methods.get(rpc).cloned().ok_or_else(|| {
             refused(
                 Code::NotFound,
-                "NO_SUCH_CALL",
+                "UNKNOWN_RPC",
                 format!("there is no call {rpc}; /openapi.json lists them"),
             )
         })?;

@@ -122,7 +122,7 @@ pub fn start(
         let farewell = match ended {
             None => {
                 let said = "this shepherd stops; resume at another one";
-                Farewell::AfterTheRest(refused(Code::Unavailable, "TRY_AGAIN", said))
+                Farewell::AfterTheRest(refused(Code::Unavailable, "UNAVAILABLE", said))
             }
             Some(End::Gone) => return,
             Some(End::Refused(status)) => Farewell::AtOnce(status),
@@ -144,7 +144,7 @@ pub(super) async fn credential_ends(site: &Site, credential: Uuid) -> End {
         let answer = answer.unwrap_or_else(|_| {
             let said = "it could not be found out for too long whether the credential of this stream is still \
                         good; resume in a moment, or at another shepherd";
-            Err(refused(Code::Unavailable, "TRY_AGAIN", said))
+            Err(refused(Code::Unavailable, "UNAVAILABLE", said))
         });
         if matches!(answer, Ok(true)) {
             good_at = asked_at;
@@ -161,7 +161,7 @@ fn verdict(answer: Result<bool, Status>, unsure_for: Duration) -> Option<Status>
         Ok(true) => None,
         Ok(false) => {
             let said = "the credential of this stream was revoked, or has expired";
-            Some(refused(Code::Unauthenticated, "NO_CREDENTIAL", said))
+            Some(refused(Code::Unauthenticated, "INVALID_CREDENTIAL", said))
         }
         Err(status) if may_pass(status.code(), unsure_for, UNSURE) => None,
         Err(status) => Some(status),
@@ -184,7 +184,7 @@ pub(super) async fn hand_over<T>(tell: &mpsc::Sender<T>, said: T, within: Durati
                  last place you were told, and read faster, or watch fewer machines",
                 within.as_secs()
             );
-            Err(End::Refused(refused(Code::ResourceExhausted, "READ_TOO_SLOWLY", said)))
+            Err(End::Refused(refused(Code::ResourceExhausted, "SLOW_READER", said)))
         }
     }
 }
@@ -265,7 +265,7 @@ impl Watch {
                 "this watch ended more than {} minutes ago; begin anew, without a place to resume at",
                 RESUMED_WITHIN.as_secs() / 60
             );
-            return Err(End::Refused(refused(Code::OutOfRange, "TOO_LONG_AGO", said)));
+            return Err(End::Refused(refused(Code::OutOfRange, "RESUME_TOKEN_EXPIRED", said)));
         }
         Ok(resume)
     }

@@ -77,7 +77,7 @@ impl Whole {
             let farewell = match ended.await {
                 None => {
                     let said = "this shepherd stops; ask another one";
-                    Farewell::AtOnce(refused(Code::Unavailable, "TRY_AGAIN", said))
+                    Farewell::AtOnce(refused(Code::Unavailable, "UNAVAILABLE", said))
                 }
                 Some(Ok(())) => Farewell::AllIsSaid,
                 Some(Err(End::Gone)) => return,
@@ -115,7 +115,7 @@ pub async fn computed<T: Send + 'static>(compute: impl FnOnce() -> T + Send + 's
 fn busy() -> Status {
     refused(
         Code::ResourceExhausted,
-        "TOO_MANY_LOOKS",
+        "TOO_MANY_QUERIES",
         "there are as many plans and lists of issues asked of this shepherd as it bears, or of yours as are \
          borne at once; ask again in a moment, or another one",
     )

@@ -33,7 +33,7 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
     let info = why(&refused);
     assert_eq!(
         (&info["reason"], &info["metadata"]["idempotency_key"]),
-        (&json!("SECOND_PERSON"), &json!("k"))
+        (&json!("APPROVAL_REQUIRED"), &json!("k"))
     );
     let approval = info["metadata"]["approval"].as_str().context("an id")?.to_owned();
     assert!(refused.message().contains(&approval) && refused.message().contains("key k"), "{refused:?}");
