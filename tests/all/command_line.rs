@@ -2,6 +2,7 @@
 //! counts.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
@@ -187,7 +188,8 @@ fn every_page_that_the_tree_names_exists() -> TestResult {
             for word in source::read(&source::root().join(path))?.split(|c| !is_part(c)) {
                 // A relative link, and a page of this name for each kind of issue, are others' business.
                 let page = word.trim_end_matches(|c| !char::is_ascii_alphanumeric(&c));
-                if page.starts_with("docs/") && page.ends_with(".md") && page != "docs/issues/ID.md" {
+                let is_page = Path::new(page).extension().is_some_and(|extension| extension == "md");
+                if page.starts_with("docs/") && is_page && page != "docs/issues/ID.md" {
                     pages.insert(page.to_owned());
                 }
             }
@@ -203,7 +205,7 @@ fn every_page_that_the_tree_names_exists() -> TestResult {
 /// judge each of the README's commands is seen here.
 #[test]
 fn every_command_of_the_readme_can_be_judged() {
-    let list = |root: &std::path::Path| {
+    let list = |root: &Path| {
         // Read by bash rather than executed: see `write_program`.
         let mut command = Command::new("bash");
         command.arg(root.join("tools/readme-check")).arg("--list").stdin(Stdio::null());

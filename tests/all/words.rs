@@ -73,7 +73,7 @@ fn planted_words_and_names_exceed_the_limit() -> TestResult {
             "#[arg(long, value_name = \"[N]\")]\npub anew: bool,\n",
             "src/model has 1 names",
         ),
-        ("sql/cluster/record_observation.sql", "SELECT 1\n", "sql has 1 names"),
+        ("sql/cluster/told.sql", "SELECT 1\n", "sql has 1 names"),
         (
             "src/model/prose.rs",
             "//! What it was told and asked, whoever heard it.\n",
